@@ -7,7 +7,7 @@ floating-point rounding. Log-probs are those of the distribution the token was d
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,11 @@ SCORE_BUDGET = 32_000_000
 
 @dataclass
 class Row:
-    """One request in decoding. `segments` are the prompt's ids in order."""
+    """One request in decoding. `segments` are the prompt's ids in order; `sampling.seed` must be set."""
 
     segments: list[list[int]]
     sampling: Sampling
-    matcher: LLMatcher | None
+    grammar: str | None
     stop_ids: frozenset[int]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -39,6 +39,14 @@ class Row:
     def __post_init__(self) -> None:
         self.prompt: Ids = tuple(token for segment in self.segments for token in segment)
         self.uniforms = np.random.Generator(np.random.Philox(self.sampling.seed))
+
+
+@dataclass
+class Node:
+    """Rows that have drawn the same ids from the same prompt under the same rules: one forward serves them all."""
+
+    rows: list[Row]
+    matcher: LLMatcher | None
 
 
 class TrunkCache:
@@ -109,10 +117,11 @@ def common_trunk(rows: list[Row]) -> Ids:
 def generate(model: Any, trunks: TrunkCache, masks: Masks, rows: list[Row]) -> None:
     """Fill `ids`, `logprobs`, `forced` and `finish` of each row."""
     trunk_ids = common_trunk(rows)
-    unique: dict[Ids, int] = {}
-    source = [unique.setdefault(row.prompt[len(trunk_ids) :], len(unique)) for row in rows]
-    longest = max(map(len, unique))
-    scores = len(unique) * model.config.num_attention_heads * longest * (len(trunk_ids) + longest)
+    prompts: dict[Ids, int] = {}
+    for row in rows:
+        prompts.setdefault(row.prompt[len(trunk_ids) :], len(prompts))
+    longest = max(map(len, prompts))
+    scores = len(prompts) * model.config.num_attention_heads * longest * (len(trunk_ids) + longest)
     if scores > SCORE_BUDGET and len(rows) > 1:
         half = len(rows) // 2
         generate(model, trunks, masks, rows[:half])
@@ -123,9 +132,9 @@ def generate(model: Any, trunks: TrunkCache, masks: Masks, rows: list[Row]) -> N
     device, dtype = model.device, model.dtype
     low = torch.finfo(dtype).min
 
-    # Prefill: every distinct suffix once, padded on the left so that all rows end in the same column.
-    pads = torch.tensor([longest - len(suffix) for suffix in unique])
-    ids = torch.tensor([[0] * (longest - len(suffix)) + list(suffix) for suffix in unique])
+    # Prefill: every distinct suffix once, padded on the left so that all end in the same column.
+    pads = torch.tensor([longest - len(suffix) for suffix in prompts])
+    ids = torch.tensor([[0] * (longest - len(suffix)) + list(suffix) for suffix in prompts])
     columns = torch.arange(longest)
     hidden = columns[None] < pads[:, None]
     positions = (columns[None] - pads[:, None]).clamp(min=0) + len(trunk_ids)
@@ -142,71 +151,91 @@ def generate(model: Any, trunks: TrunkCache, masks: Masks, rows: list[Row]) -> N
     ).logits[:, -1]
     cache.advance(longest)
 
-    # Decode: one token a row and step; rows leave the batch as they finish.
-    order = torch.tensor(source, device=device)
-    logits, padding = logits[order], padding[order]
-    if order.tolist() != list(range(len(unique))):
-        cache.select(order)
-    active = list(rows)
+    # Decode: one token a step for every distinct sequence; nodes split as their rows part, and leave as they finish.
+    grouped: dict[tuple[Any, ...], Node] = {}
+    for row in rows:
+        key = (row.prompt, row.grammar, replace(row.sampling, seed=None))
+        if key not in grouped:
+            grouped[key] = Node([], masks.start(row.grammar) if row.grammar else None)
+        grouped[key].rows.append(row)
+    nodes = list(grouped.values())
+    parents = [prompts[node.rows[0].prompt[len(trunk_ids) :]] for node in nodes]
     while True:
-        _draw(logits.float(), active, masks)
-        going = [index for index, row in enumerate(active) if row.finish is None]
-        if not going:
+        children = draw(logits[parents].float(), nodes, masks)
+        if not children:
             return
-        if len(going) < len(active):
-            keep = torch.tensor(going, device=device)
+        parents = [parents[index] for index, _ in children]
+        nodes = [node for _, node in children]
+        if parents != list(range(len(padding))):
+            keep = torch.tensor(parents, device=device)
             cache.select(keep)
             padding = padding[keep]
-            active = [active[index] for index in going]
-        new = torch.tensor([[row.ids[-1]] for row in active], device=device)
-        place = torch.tensor([[len(row.prompt) + len(row.ids) - 1] for row in active], device=device)
-        mask = torch.zeros(len(active), 1, 1, cache.used + 1, dtype=dtype, device=device)
+        parents = list(range(len(nodes)))
+        first = [node.rows[0] for node in nodes]
+        mask = torch.zeros(len(nodes), 1, 1, cache.used + 1, dtype=dtype, device=device)
         mask[..., :longest] = padding
         logits = model(
-            input_ids=new, position_ids=place, attention_mask=mask, cache=cache, logits_to_keep=1, **trunk
+            input_ids=torch.tensor([[row.ids[-1]] for row in first], device=device),
+            position_ids=torch.tensor([[len(row.prompt) + len(row.ids) - 1] for row in first], device=device),
+            attention_mask=mask,
+            cache=cache,
+            logits_to_keep=1,
+            **trunk,
         ).logits[:, -1]
         cache.advance(1)
 
 
-def _draw(logits: torch.Tensor, rows: list[Row], masks: Masks) -> None:
-    """Draw one token for each row from its logits [rows, vocabulary]; end the rows that are done."""
-    allowed: dict[int, torch.Tensor] = {}
-    for index, row in enumerate(rows):
-        if row.matcher is not None:
-            allowed[index] = torch.from_numpy(masks.allowed(row.matcher)).to(logits.device)
-    if allowed:
-        mask = torch.ones(logits.shape, dtype=torch.bool, device=logits.device)
-        for index, row_mask in allowed.items():
-            mask[index] = row_mask
-        logits = logits.masked_fill(~mask, -torch.inf)
-    greedy = [row.sampling.temperature == 0 for row in rows]
-    heat = torch.tensor([1.0 if cold else row.sampling.temperature for cold, row in zip(greedy, rows, strict=True)])
-    logprobs = truncate(logits / heat[:, None].to(logits.device), [row.sampling for row in rows]).log_softmax(-1)
-    best = logprobs.argmax(dim=-1)
-    choice = best.clone()
-    warm = [index for index, cold in enumerate(greedy) if not cold]
-    if warm:
-        uniforms = torch.tensor([float(rows[index].uniforms.random()) for index in warm], dtype=torch.float64)
-        cumulative = logprobs[warm].double().exp().cumsum(-1)
-        aim = uniforms.to(logits.device)[:, None] * cumulative[:, -1:]
-        drawn = torch.searchsorted(cumulative, aim, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
-        # A uniform that rounds onto the end of the support must not leave it.
-        possible = logprobs[warm].gather(1, drawn[:, None])[:, 0] > -torch.inf
-        choice[warm] = torch.where(possible, drawn, best[warm])
-    chosen = logprobs.gather(1, choice[:, None])[:, 0].tolist()
-    for index, (row, token) in enumerate(zip(rows, choice.tolist(), strict=True)):
-        row.ids.append(token)
-        row.logprobs.append(0.0 if greedy[index] else chosen[index])
-        row.forced.append(index in allowed and int(allowed[index].sum()) == 1)
-        if row.matcher is not None:
-            row.matcher.consume_token(token)
-            done = token in row.stop_ids or row.matcher.is_stopped()
-        else:
-            done = token in row.stop_ids
-        if done:
-            row.finish = FinishReason.STOP
-        elif len(row.ids) >= row.sampling.max_tokens:
-            row.finish = FinishReason.LENGTH
+def draw(logits: torch.Tensor, nodes: list[Node], masks: Masks) -> list[tuple[int, Node]]:
+    """Draw one token for every row of every node from its node's logits [nodes, vocabulary].
+
+    Returns the nodes that go on, each with the index of the node it came from; finished rows are in none.
+    """
+    samplings = [node.rows[0].sampling for node in nodes]
+    heat = [sampling.temperature or 1.0 for sampling in samplings]
+    allowed = np.stack(
+        [
+            masks.allowed(node.matcher) if node.matcher is not None else np.ones(logits.shape[1], dtype=bool)
+            for node in nodes
+        ]
+    )
+    single = allowed.sum(axis=1) == 1
+    logits = logits / torch.tensor(heat, device=logits.device)[:, None]
+    logits = logits.masked_fill(torch.from_numpy(~allowed).to(logits.device), -torch.inf)
+    logprobs = truncate(logits, samplings).log_softmax(-1)
+    best = logprobs.argmax(dim=-1).tolist()
+    cumulative: dict[int, torch.Tensor] = {}
+    children: list[tuple[int, Node]] = []
+    for index, node in enumerate(nodes):
+        split: dict[int, list[Row]] = {}
+        for row in node.rows:
+            token, logprob = best[index], 0.0
+            if samplings[index].temperature > 0:
+                if not single[index]:
+                    if index not in cumulative:
+                        cumulative[index] = logprobs[index].double().exp().cumsum(-1)
+                    aim = float(row.uniforms.random()) * cumulative[index][-1]
+                    token = int(torch.searchsorted(cumulative[index], aim, right=True))
+                    if token >= logits.shape[1] or logprobs[index, token] == -torch.inf:
+                        token = best[index]  # a uniform that rounds onto the end of the support must not leave it
+                logprob = float(logprobs[index, token])
+            row.ids.append(token)
+            row.logprobs.append(logprob)
+            row.forced.append(bool(single[index]))
+            split.setdefault(token, []).append(row)
+        for number, (token, rows) in enumerate(split.items()):
+            matcher = node.matcher
+            if matcher is not None:
+                if number < len(split) - 1:
+                    matcher = matcher.deep_copy()
+                matcher.consume_token(token)
+            done = token in rows[0].stop_ids or (matcher is not None and matcher.is_stopped())
+            spent = len(rows[0].ids) >= samplings[index].max_tokens
+            if done or spent:
+                for row in rows:
+                    row.finish = FinishReason.STOP if done else FinishReason.LENGTH
+            else:
+                children.append((index, Node(rows, matcher)))
+    return children
 
 
 def truncate(logits: torch.Tensor, samplings: list[Sampling]) -> torch.Tensor:

@@ -93,10 +93,11 @@ class LocalEngine:
             )
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
         try:
-            matcher = self.masks.start(request.grammar) if request.grammar else None
+            if request.grammar:
+                self.masks.start(request.grammar)
         except GrammarError as error:
             raise EngineError(str(error)) from error
-        row = Row(segments, dataclasses.replace(request.sampling, seed=seed), matcher, self._stop_ids)
+        row = Row(segments, dataclasses.replace(request.sampling, seed=seed), request.grammar, self._stop_ids)
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._queue.append((row, request, future))
         if self._pump is None or self._pump.done():
