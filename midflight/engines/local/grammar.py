@@ -25,7 +25,6 @@ class Masks:
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         self._tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocabulary)
         self.vocabulary = vocabulary
-        self._words = (vocabulary + 31) // 32
         self._compiled: dict[str, LLMatcher] = {}
 
     def start(self, grammar: str) -> LLMatcher:
@@ -64,5 +63,13 @@ class Masks:
         Raises:
             GrammarError: an id breaks the grammar.
         """
-        packed = np.stack(self._replayed(grammar, ids))
-        return torch.from_numpy(np.unpackbits(packed, axis=1, bitorder="little", count=self.vocabulary).view(bool))
+        return torch.from_numpy(np.stack([self.at(grammar, ids, position) for position in range(len(ids))]))
+
+    def at(self, grammar: str, ids: tuple[int, ...], position: int) -> np.ndarray:
+        """Boolean [vocabulary]: the mask `ids[position]` was drawn under.
+
+        Raises:
+            GrammarError: an id breaks the grammar.
+        """
+        packed = self._replayed(grammar, ids)[position]
+        return np.unpackbits(packed, bitorder="little", count=self.vocabulary).view(bool)
