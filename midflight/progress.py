@@ -43,7 +43,7 @@ class Progress:
 
     @contextmanager
     def bar(self, name: str, total: int) -> Iterator[Bar]:
-        """A bar from 0 to `total`; bars may be nested. Off a terminal: a line at most every 10 %, and one at the end."""
+        """A bar to `total`; bars may be nested. Off a terminal: a line at most every 10 %, the last at 100 %."""
         if self._console is None:
             yield _PlainBar(name, total, self._stream, self._clock)
             return

@@ -5,6 +5,7 @@ Invariant: a plot is drawn from what was recorded; what a run did not record has
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 """Okabe and Ito's palette, told apart by colour-blind readers too."""
 
 Records = Sequence[Mapping[str, Any]]
+
+GAP = math.nan
+"""A value a step did not record: matplotlib breaks the line there."""
 
 
 def write_plots(run_folder: str | Path | RunFolder) -> list[Path]:
@@ -56,7 +60,7 @@ def draw_reward(axes: Axes, records: Records) -> None:
     steps = _steps(records)
     levels = sorted({level for record in records for level in record.get("success_by_level") or {}}, key=int)
     for place, level in enumerate(levels, start=1):
-        values = _inner(records, "success_by_level", level, absent=None)
+        values = _inner(records, "success_by_level", level, absent=GAP)
         axes.plot(steps, values, color=_colour(place), linewidth=1.2, marker=".", label=f"level {level}")
     axes.plot(steps, _outer(records, "reward"), color=_colour(0), linewidth=2.4, marker="o", label="all (mean reward)")
     axes.set_ylim(-0.03, 1.03)
@@ -77,7 +81,7 @@ def draw_tools(axes: Axes, records: Records) -> None:
         axes.plot(steps, values, color=_colour(place), marker=".", label=tool)
     if rest:
         columns = [_per_cent(_inner(records, "tool_shares", tool, absent=0.0)) for tool in rest]
-        values = [sum(column[row] or 0.0 for column in columns) for row in range(len(steps))]
+        values = [sum(column[row] for column in columns) for row in range(len(steps))]
         axes.plot(steps, values, color=_colour(len(named)), marker=".", label=f"{len(rest)} others")
     axes.set_ylim(bottom=0)
     _finish(axes, "Tools the planner chooses", "training step", "share of actions (%)")
@@ -168,17 +172,21 @@ def _steps(records: Records) -> list[int]:
     return [int(record["step"]) for record in records]
 
 
-def _outer(records: Records, key: str) -> list[float | None]:
-    return [record.get(key) for record in records]
+def _outer(records: Records, key: str) -> list[float]:
+    return [_number(record.get(key)) for record in records]
 
 
-def _inner(records: Records, key: str, name: str, *, absent: float | None) -> list[float | None]:
+def _inner(records: Records, key: str, name: str, *, absent: float) -> list[float]:
     """Values of a name inside a record's mapping; `absent` where the mapping is there without it, else a gap."""
-    return [None if record.get(key) is None else record[key].get(name, absent) for record in records]
+    return [GAP if record.get(key) is None else _number(record[key].get(name, absent)) for record in records]
 
 
-def _per_cent(shares: Sequence[float | None]) -> list[float | None]:
-    return [None if share is None else 100 * share for share in shares]
+def _per_cent(shares: Sequence[float]) -> list[float]:
+    return [100 * share for share in shares]
+
+
+def _number(value: float | None) -> float:
+    return GAP if value is None else float(value)
 
 
 def _colour(place: int) -> str:
