@@ -6,6 +6,7 @@ Invariant: a plot is drawn from what was recorded; what a run did not record has
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,8 @@ def write_plots(run_folder: str | Path | RunFolder) -> list[Path]:
         for name, draw in of_steps.items():
             written.append(_save(folder.plots / f"{name}.png", lambda axes, draw=draw: draw(axes, records)))  # type: ignore[misc]
     if results:
-        written.append(_save(folder.plots / "accuracy.png", lambda axes: draw_accuracy(axes, results)))
+        width = max(8.0, 2.0 + max(len(result.by_kind) for result in results.values()))
+        written.append(_save(folder.plots / "accuracy.png", lambda axes: draw_accuracy(axes, results), width))
     return written
 
 
@@ -130,22 +132,21 @@ def draw_accuracy(axes: Axes, results: Mapping[str, EvaluationResult]) -> None:
                 yerr=[[max(mean - low, 0.0)], [max(high - mean, 0.0)]],
                 error_kw={"elinewidth": 1.2, "capsize": 3, "ecolor": "#222222"},
             )
-    names = [f"{kind.replace('_', ' ')}\nlevel {levels[kind]}, n={sizes[row]}" for row, kind in enumerate(kinds)]
-    axes.set_xticks(range(len(kinds) + 1), [*names, f"all\nn={sizes[len(kinds)]}"])
-    if len(kinds) > 5:
-        axes.tick_params(axis="x", labelrotation=30)
-        for label in axes.get_xticklabels():
-            label.set_horizontalalignment("right")
+    names = [
+        f"{textwrap.fill(kind.replace('_', ' '), 12)}\nlevel {levels[kind]}\nn={sizes[row]}"
+        for row, kind in enumerate(kinds)
+    ]
+    axes.set_xticks(range(len(kinds) + 1), [*names, f"all\nn={sizes[len(kinds)]}"], fontsize=8)
     axes.set_ylim(0, 105)
     _finish(axes, "Accuracy on held-out questions, 95 % intervals", "kind of question", "accuracy (%)", steps=False)
 
 
-def _save(path: Path, draw: Callable[[Axes], None]) -> Path:
-    """Draw on one set of axes and write it. No global figure is made, so nothing outlives the call."""
+def _save(path: Path, draw: Callable[[Axes], None], width: float = 8.0) -> Path:
+    """Draw on one set of axes, `width` inches wide, and write it. No global figure: nothing outlives the call."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    figure = Figure(figsize=(width, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     draw(figure.add_subplot())
     figure.savefig(path)

@@ -82,14 +82,18 @@ class Store:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # isolation_level None: transactions begin and end where this file says, nowhere else.
-        self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=30.0)
+        unusable = "cannot be used as a store ({}); choose another run folder"
+        try:
+            # isolation_level None: transactions begin and end where this file says, nowhere else.
+            self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=30.0)
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path}: {unusable.format(error)}") from error
         self._connection.row_factory = sqlite3.Row
         try:
             self._prepare()
-        except sqlite3.DatabaseError as error:
+        except sqlite3.Error as error:
             self.close()
-            raise StoreError(f"{self.path}: cannot be used as a store ({error}); choose another run folder") from error
+            raise StoreError(f"{self.path}: {unusable.format(error)}") from error
         except StoreError:
             self.close()
             raise

@@ -52,7 +52,7 @@ def test_bars_stand_for_each_kind_and_for_all() -> None:
     draw_accuracy(axes, {"before": summarise(items[:2]), "after": summarise(items)})
     assert [round(bar.get_height(), 1) for bar in axes.patches] == [50.0, 50.0, 50.0, 100.0, 66.7]
     labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == ["capital\nlevel 1, n=2", "sum\nlevel 3, n=1", "all\nn=3"]
+    assert labels == ["capital\nlevel 1\nn=2", "sum\nlevel 3\nn=1", "all\nn=3"]
 
 
 def test_a_run_folder_gets_the_plots_its_files_allow(tmp_path: Path) -> None:

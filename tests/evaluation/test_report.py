@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from midflight.agent.types import Answer, Claim, ErrorKind, StopReason, Trajectory, Verdict
@@ -106,14 +107,20 @@ def test_the_report_says_what_changed_and_what_was_lost(tmp_path: Path) -> None:
     example = pick_example(before_items, after_items)
     text = render_report(before, after, example=example, closing=["Run folder: runs/x", "Next: midflight solve"])
     lines = text.splitlines()
-    assert [" ".join(line.split()) for line in lines if line.startswith(("capital", "sum", "all", "any", "popul"))] == [
+    words = [" ".join(line.split()) for line in lines[: lines.index("One question, before and after")]]
+    rows = ("capital ", "sum ", "all ", "tool_error ", "any error ", "population ", "finish ", "finished ", "infra")
+    assert [line for line in words if line.startswith(rows)] == [
         "capital 1 1 100.0 [100.0, 100.0] 0.0 [0.0, 0.0]",
         "sum 3 1 0.0 [0.0, 0.0] 100.0 [100.0, 100.0]",
         "all 2 50.0 [0.0, 100.0] 50.0 [0.0, 100.0]",
-        "capital 50.0 0.0 -50.0",
+        "finish 50.0 50.0 +0.0",
         "population 0.0 50.0 +50.0",
+        "capital 50.0 0.0 -50.0",
+        "tool_error 25.0 0.0 -25.0",
         "any error 25.0 0.0 -25.0",
-    ] or [" ".join(line.split()) for line in lines if line.startswith("population")] == ["population 0.0 50.0 +50.0"]
+        "finished 2 1",
+        "infrastructure 0 1",
+    ]
     assert "Note: 1 trajectories after training were lost to infrastructure failures; counted wrong above." in lines
     assert lines[-2:] == ["Run folder: runs/x", "Next: midflight solve"]
     assert not any(line != line.rstrip() for line in lines)
@@ -134,7 +141,5 @@ def test_the_comparison_has_one_row_a_result() -> None:
 
 
 def test_a_verdict_with_a_reason_is_shown() -> None:
-    from dataclasses import replace
-
     stopped = replace(turn(1, "finish"), verdict=Verdict(True, "enough"))
     assert "    verdict stop: enough" in render_trajectory(trajectory(stopped)).splitlines()

@@ -206,6 +206,8 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database, but long enough to be read as one" * 30)
     with pytest.raises(StoreError, match="cannot be used as a store"):
         Store(tmp_path / "text")
+    with pytest.raises(StoreError, match="cannot be used as a store"):
+        Store(tmp_path)
     with sqlite3.connect(tmp_path / "other") as connection:
         connection.execute("CREATE TABLE theirs (x)")
     with pytest.raises(StoreError, match="not a Midflight store"):
