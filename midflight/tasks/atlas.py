@@ -119,7 +119,7 @@ class AtlasSampler:
         return self._pair(kind, rng)
 
     def pool(self, kind: str) -> tuple[Country, ...]:
-        """The countries a question of `kind` can be about; a capital that holds its country's name would give it away."""
+        """The countries a question of `kind` can be about; a capital that holds its country's name gives it away."""
         return self._with_capital if kind in _OF_A_CAPITAL else self._countries
 
     def all_about(self, kind: str) -> list[Task]:

@@ -149,7 +149,7 @@ class Toolset:
         if validator is None:
             return f"no tool named {name!r}; valid names: {', '.join(self.names)}"
         try:
-            error = best_match(validator.iter_errors(arguments))  # type: ignore[arg-type]
+            error = best_match(validator.iter_errors(arguments))
         except Unresolvable as unresolvable:
             return one_line(f"the schema of {name} refers to something outside itself: {unresolvable}")
         if error is None:

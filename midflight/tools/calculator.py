@@ -51,6 +51,7 @@ def evaluate(expression: str) -> str:
     Raises:
         ToolError: what cannot be read or computed, with the reason.
     """
+    expression = expression.strip()
     if not _READABLE.fullmatch(expression) or len(expression) > MAX_LENGTH:
         raise ToolError(
             f"write numbers, + - * / // % ** ( ) and abs min max round sqrt, at most {MAX_LENGTH} characters"
@@ -63,12 +64,12 @@ def evaluate(expression: str) -> str:
         names={},
     )
     try:
-        tree = evaluator.parse(expression.strip())
+        tree = evaluator.parse(expression)
         if isinstance(tree, ast.Expr):
             tree = tree.value
-        if any(isinstance(node, ast.Tuple) for node in ast.walk(tree)):
+        if "," in expression and any(isinstance(node, ast.Tuple) for node in ast.walk(tree)):
             raise ToolError("a comma only separates the arguments of min, max and round: write 1234, not 1,234")
-        value = evaluator.eval(expression.strip(), previously_parsed=tree)
+        value = evaluator.eval(expression, previously_parsed=tree)
     except ZeroDivisionError:
         raise ToolError("division by zero") from None
     except SyntaxError as error:

@@ -88,4 +88,4 @@ def languages(country: CountryName) -> str:
 
 def plain_text(markup: str) -> str:
     """Factbook text without HTML tags and entities, on one line."""
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
+    return " ".join(html.unescape(re.sub(r"</?[a-zA-Z][^<>]*>", " ", markup)).split())

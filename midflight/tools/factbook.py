@@ -98,7 +98,7 @@ def build_index(path: Path) -> None:
                 names = {found: name for found, name, _ in search(code)}
                 entry = load_country(code).to_dict()
                 country = _country_name(entry, names.get(code, code))
-                rows = ((country, field, text) for field, text in passages(entry))
+                rows = dict.fromkeys((country, field, text) for field, text in passages(entry))
                 connection.executemany("INSERT INTO passages VALUES (?, ?, ?)", rows)
         os.replace(aside, path)
         aside = None

@@ -133,7 +133,8 @@ def _in_thread(function: Function, values: dict[str, Any]) -> Awaitable[Any]:
                 future.set_exception(error)
 
     def work() -> None:
-        value, error = None, None
+        value: Any = None
+        error: BaseException | None = None
         try:
             value = context.run(function, **values)
         except StopIteration as stop:

@@ -74,7 +74,7 @@ CAPITAL_ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 
 WITH_ARTICLE = frozenset(
-    "AE AX BS CC CD CF CG CK DO FK FO GB GM IM IO KM KY MH MP MV NL PH PS SB SC TC TF UM US VG VI".split()  # noqa: SIM905
+    "AE AX BS CC CD CF CG CK DO FK FO GB GM IM IO KM KY MH MP MV NL PH PS SB SC TC TF UM US VG VI".split()
 )
 """Countries whose name takes "the" within a sentence."""
 
