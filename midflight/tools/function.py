@@ -86,7 +86,7 @@ class FunctionTool:
                 else:
                     value = self.function(**values)
                 return ToolResult(result_text(value))
-        except InfrastructureError:
+        except (InfrastructureError, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except ToolError as error:
             return ToolResult(str(error), ErrorKind.TOOL_ERROR)
@@ -94,7 +94,7 @@ class FunctionTool:
             if limit.expired():
                 return ToolResult(f"{self.name} took longer than {seconds:g} seconds", ErrorKind.TOOL_TIMEOUT)
             return _failure(error)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # also SystemExit and the panics of Rust extensions
             return _failure(error)
 
 
@@ -139,8 +139,8 @@ def _in_thread(function: Function, values: dict[str, Any]) -> Awaitable[Any]:
             value = context.run(function, **values)
         except StopIteration as stop:
             error = RuntimeError(f"StopIteration: {stop}")  # a future refuses StopIteration
-        except (Exception, SystemExit) as raised:
-            error = raised if isinstance(raised, Exception) else RuntimeError(f"SystemExit: {raised}")
+        except BaseException as raised:  # also SystemExit and the panics of Rust extensions: the caller must not wait
+            error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
         with contextlib.suppress(RuntimeError):  # the loop was closed while the thread ran on
             loop.call_soon_threadsafe(settle, value, error)
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 from itertools import combinations
+from typing import cast
 
 import pytest
 
@@ -143,20 +144,16 @@ def _solve(task: Task, tools: Toolset) -> tuple[str, int]:
     elif task.kind == "country_of_capital":
         answer = use("country_of_capital", question.removeprefix("Which country has ").removesuffix(" as its capital?"))
     elif task.kind in ("capital", "population", "area", "density"):
-        name = (
-            re.split(r"(?: of| in) (?!square)", question, maxsplit=1)[1]
-            .removesuffix("?")
-            .removesuffix(" in square kilometres")
-        )
+        rest = re.split(r"(?: of| in) (?!square)", question, maxsplit=1)[1]
+        name = rest.removesuffix("?").removesuffix(" in square kilometres")
         if task.kind == "density":
             answer = use("calculator", f"{use('population', name)} / {use('area', name)}")
         else:
             answer = use(task.kind, name)
     else:
+        split = cast(Split, task.id.split("/")[1])
         quantity = "population" if "people" in question or "population" in question else "area"
-        named = [
-            c for c in atlas_countries(task.id.split("/")[1]) if re.search(rf"\b{re.escape(c.name)}(?!\w)", question)
-        ]  # type: ignore[arg-type]
+        named = [c for c in atlas_countries(split) if re.search(rf"\b{re.escape(c.name)}(?!\w)", question)]
         spans = {c.name: question.index(c.name) for c in named}
         names = [
             n for n in spans if not any(n != m and n in m and question.count(n) == question.count(m) for m in spans)

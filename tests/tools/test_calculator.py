@@ -1,10 +1,13 @@
 """The calculator: exact values, and hostile expressions end at once with a reason."""
 
 import asyncio
+import math
 import re
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from midflight.tools import ErrorKind, ToolError
 from midflight.tools.calculator import PATTERN, calculator, evaluate
@@ -80,6 +83,21 @@ def test_nested_powers_at_the_length_limit_are_bounded() -> None:
     with pytest.raises(ToolError):
         evaluate("*".join(["99**25"] * 11))
     assert time.monotonic() - began < 0.5
+
+
+PIECES = [*"0123456789+-*/%(), .", "**", "//", "9", "abs(", "max(", "round(", "sqrt("]
+
+
+@settings(max_examples=300, deadline=500, derandomize=True)
+@given(st.lists(st.sampled_from(PIECES), max_size=60))
+def test_anything_readable_is_a_number_or_a_reason(pieces: list[str]) -> None:
+    try:
+        text = evaluate("".join(pieces))
+    except ToolError as error:
+        assert str(error)
+    else:
+        assert math.isfinite(float(text))
+        assert len(text) <= 52
 
 
 def test_call_and_pattern() -> None:

