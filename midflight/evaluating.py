@@ -1,0 +1,38 @@
+"""`midflight eval`: a recipe's held-out questions, asked of one model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from midflight.building import build_agent
+from midflight.config import Recipe
+from midflight.evaluation.report import comparison_table
+from midflight.evaluation.runner import evaluate
+from midflight.evaluation.statistics import summarise
+from midflight.progress import Progress
+from midflight.rewards import score
+from midflight.tasks import load_tasks
+
+
+def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str, dict[str, Any]]:
+    """Ask every question; returns the table as text and all figures as plain data."""
+    tasks = load_tasks(recipe.eval_tasks)
+    built = build_agent(recipe, model)
+    try:
+        with progress.bar("evaluating", total=len(tasks) * recipe.evaluation.trials) as bar:
+            scored = asyncio.run(
+                evaluate(
+                    built.flow,
+                    tasks,
+                    trials=recipe.evaluation.trials,
+                    concurrency=recipe.evaluation.concurrency,
+                    seed=recipe.seed,
+                    score=score,
+                    on_done=lambda _: bar.advance(),
+                )
+            )
+    finally:
+        built.close()
+    result = summarise(scored, resamples=recipe.evaluation.bootstrap, seed=recipe.seed)
+    return comparison_table({model: result}), result.to_json()
