@@ -196,12 +196,11 @@ def _check_model(model: str | None) -> None:
 @app.command()
 def tools() -> None:
     """List the tools that a recipe can name."""
-    from midflight.recipe_rules import builtin_tools
-    from midflight.tools import make_toolset
+    from midflight.tools import tool_info
 
-    for tool in make_toolset(builtin_tools()):
-        arguments = ", ".join(tool.parameters.get("properties", {}))
-        print(f"{tool.name}({arguments})\n    {tool.description}")
+    for info in tool_info():
+        print(f"{info.name}({', '.join(info.parameters.get('properties', {}))})")
+        print(f"    {info.missing or info.description}")
 
 
 @app.command()

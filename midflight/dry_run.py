@@ -153,6 +153,7 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[tuple[str, int, str]]:
         lines.append(("reference", shape.parameters * size, "a frozen copy, for the KL"))
     return [
         *lines,
+        ("sampler", shape.parameters * size, "its own copy of the weights, the adapter merged in"),
         ("gradients", trained * 4, what),
         ("optimizer", trained * 8, "two moments, float32"),
         (

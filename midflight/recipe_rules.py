@@ -6,17 +6,20 @@ Invariant: a setting that the run would not use is an error here, never a silenc
 from __future__ import annotations
 
 import difflib
-import importlib
-import json
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from midflight.config import ModuleConfig, Recipe, RecipeError, TaskSource
+from midflight.tasks import load_tasks
+from midflight.tasks.atlas import KINDS
+from midflight.tools import BUILTIN
 
 EMBEDDED_MODEL = "smollm2-135m"
 """The name of the model that comes as a package."""
+
+FAMILIES = {"atlas": tuple(KINDS)}
+"""Kinds of each built-in task family."""
 
 
 def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = False) -> None:
@@ -85,16 +88,15 @@ def _check_tools(recipe: Recipe, own_tools: Collection[str]) -> None:
         if name in seen:
             raise RecipeError(f"{key}: {name} is listed twice; remove one")
         seen.add(name)
-        if known and name not in known and name not in own_tools:
+        if name not in known and name not in own_tools:
             near = difflib.get_close_matches(name, [*known, *own_tools], n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise RecipeError(f"{key}: unknown tool {name}; {hint}tools that exist: {', '.join(sorted(known))}")
 
 
 def builtin_tools() -> list[str]:
-    """Names of the tools a recipe can list."""
-    module = importlib.import_module("midflight.tools")
-    return [name for name in getattr(module, "BUILTIN", ()) if name != "finish"]
+    """Names of the tools a recipe can list, `finish` not among them."""
+    return list(BUILTIN)
 
 
 def _check_modules(recipe: Recipe) -> None:
@@ -168,10 +170,12 @@ def _check_tasks(recipe: Recipe) -> None:
         raise RecipeError(
             f"eval_tasks.split = {held_out.split}: also the split that is trained on; set eval_tasks.split=test"
         )
+    if held_out.count is None and not is_task_file(held_out.family):
+        raise RecipeError(f"eval_tasks.count = null: {held_out.family} draws without end; set eval_tasks.count=240")
     if recipe.training.curriculum is None:
         return
     chosen = train.kinds if train.kinds is not None else kinds["train_tasks"]
-    if chosen is not None and len(set(chosen)) < 2:
+    if len(set(chosen)) < 2:
         where = "train_tasks.kinds" if train.kinds is not None else f'the "kind" of the lines of {train.family}'
         raise RecipeError(
             f"training.curriculum: has one kind to choose from ({next(iter(chosen), 'none')}); "
@@ -179,52 +183,34 @@ def _check_tasks(recipe: Recipe) -> None:
         )
 
 
-def _check_source(name: str, source: TaskSource) -> tuple[str, ...] | None:
-    """The kinds that a task file holds; None for a built-in family."""
-    family, key = source.family, f"{name}.family = {source.family}"
+def _check_source(name: str, source: TaskSource) -> tuple[str, ...]:
+    """The kinds that a source can draw."""
+    family = source.family
     if not is_task_file(family):
-        families = getattr(importlib.import_module("midflight.tasks"), "FAMILIES", ("atlas",))
-        if family not in families:
-            near = difflib.get_close_matches(family, list(families), n=1)
+        if family not in FAMILIES:
+            near = difflib.get_close_matches(family, FAMILIES, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise RecipeError(f"{key}: unknown family; {hint}give {', '.join(families)} or a path to a .jsonl file")
-        return None
+            raise RecipeError(
+                f"{name}.family = {family}: unknown family; {hint}give {', '.join(FAMILIES)} or a path to a .jsonl file"
+            )
+        for kind in source.kinds or ():
+            if kind not in FAMILIES[family]:
+                near = difflib.get_close_matches(kind, FAMILIES[family], n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise RecipeError(
+                    f"{name}.kinds = {kind}: unknown kind of {family}; {hint}kinds: {', '.join(FAMILIES[family])}"
+                )
+        return tuple(FAMILIES[family])
     if "split" in source.model_fields_set and source.split != "train":
         raise RecipeError(f"{name}.split = {source.split}: does nothing for a task file, which is one split; remove it")
-    kinds = read_kinds(Path(family), key)
+    try:
+        kinds = tuple(dict.fromkeys(task.kind for task in load_tasks(family)))
+    except ValueError as error:
+        raise RecipeError(f"{name}.family = {error}; give a JSONL file of {{id, question, answer, checker}}") from None
     for kind in source.kinds or ():
         if kind not in kinds:
             raise RecipeError(f"{name}.kinds = {kind}: no line of {family} has it; kinds there: {', '.join(kinds)}")
     return kinds
-
-
-def read_kinds(file: Path, key: str) -> tuple[str, ...]:
-    """The distinct kinds of a JSONL task file, read to the end so that a bad line is found before any work.
-
-    Raises:
-        RecipeError: missing or unreadable file, a line that is not a task (with its number), or no lines.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise RecipeError(f"{key}: no such file; give a JSONL file of {{id, question, answer, checker}}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{key}: cannot be read: {error}") from None
-    kinds: dict[str, None] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            task: Any = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise RecipeError(f"{key}, line {number}: not JSON ({error.msg}); write one object a line") from None
-        for field in ("question", "answer"):
-            if not isinstance(task, dict) or field not in task:
-                raise RecipeError(f'{key}, line {number}: no "{field}"; each line needs question and answer')
-        kinds[str(task.get("kind", "task"))] = None
-    if not kinds:
-        raise RecipeError(f"{key}: the file has no tasks")
-    return tuple(kinds)
 
 
 def _check_evaluation(recipe: Recipe) -> None:

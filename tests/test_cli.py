@@ -95,7 +95,7 @@ def line(capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             ["train", "quickstart", "train_tasks.family=none.jsonl"],
-            "none.jsonl: no such file; give a JSONL file of {id, question, answer, checker}",
+            "none.jsonl: cannot read: No such file or directory; give a JSONL file of {id, question, answer, checker}",
         ),
         (["train", "quickstart", "--dry-run", "seed"], "override seed: no '='; write key=value, such as"),
         (["train", "quickstrat"], "recipe quickstrat: no such file or recipe; did you mean quickstart?"),
@@ -129,9 +129,10 @@ def test_an_unknown_tool(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 @pytest.mark.usefixtures("no_work")
 def test_a_task_file_that_cannot_be_read_names_its_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "q.jsonl").write_text('{"question": "a", "answer": "b"}\n{"question": \n')
+    good = '{"id": "1", "question": "a", "answer": "b", "checker": "exact"}'
+    (folder / "q.jsonl").write_text(f"{good}\n{good[:-1]}\n")
     assert run(["train", "quickstart", "train_tasks.family=q.jsonl", "train_tasks.split=train"]) == 2
-    assert "q.jsonl, line 2: not JSON (" in line(capsys)
+    assert "q.jsonl:2: not JSON: " in line(capsys)
 
 
 @pytest.mark.usefixtures("no_work")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,7 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
             "training.max_drift = 0.0001: bfloat16 rounds by more, the run would stop at once; "
             "set training.max_drift=0.05 or model.dtype=float32",
         ),
+        ("eval_tasks.count=null", "eval_tasks.count = null: atlas draws without end; set eval_tasks.count=240"),
         ("model.device=gpu", "model.device = gpu: unknown; set auto, cpu, cuda, cuda:0 or mps"),
         (
             "model.name=smollm2-135",
@@ -208,19 +210,16 @@ def test_numbers_may_be_written_as_people_do(tmp_path: Path) -> None:
 
 def test_a_task_file_is_read_before_any_work(small: Path, tmp_path: Path) -> None:
     file = tmp_path / "q.jsonl"
-    key = f"train_tasks.family = {file}"
-    assert refused(small, "train_tasks.family=q.jsonl") == (
-        f"{key}: no such file; give a JSONL file of {{id, question, answer, checker}}"
-    )
-    file.write_text('{"id": "1", "question": "a", "answer": "b"}\n\n{"id": 2,\n')
-    assert refused(small, "train_tasks.family=q.jsonl").startswith(f"{key}, line 3: not JSON (")
-    file.write_text('{"id": "1", "question": "a"}\n')
-    assert refused(small, "train_tasks.family=q.jsonl") == (
-        f'{key}, line 1: no "answer"; each line needs question and answer'
-    )
+    key, give = f"train_tasks.family = {file}", "; give a JSONL file of {id, question, answer, checker}"
+    good = {"id": "1", "question": "a", "answer": "b", "checker": "exact", "kind": "x"}
+    assert refused(small, "train_tasks.family=q.jsonl") == f"{key}: cannot read: No such file or directory{give}"
+    file.write_text(json.dumps(good) + "\n\n{\n")
+    assert refused(small, "train_tasks.family=q.jsonl").startswith(f"{key}:3: not JSON: ")
+    file.write_text(json.dumps({**good, "answer": 3}) + "\n")
+    assert refused(small, "train_tasks.family=q.jsonl").startswith(f"{key}:1: key 'answer': ")
     file.write_text("\n")
-    assert refused(small, "train_tasks.family=q.jsonl") == f"{key}: the file has no tasks"
-    file.write_text('{"question": "a", "answer": "b", "kind": "x"}\n')
+    assert refused(small, "train_tasks.family=q.jsonl") == f"{key}: holds no task{give}"
+    file.write_text(json.dumps(good) + "\n")
     assert load_recipe(str(small), ["train_tasks.family=q.jsonl"]).train_tasks.family == str(file)
     assert refused(small, "train_tasks.family=q.jsonl", "train_tasks.split=test") == (
         "train_tasks.split = test: does nothing for a task file, which is one split; remove it"
@@ -259,4 +258,10 @@ def test_bounds_of_the_update(small: Path) -> None:
     assert refused(small, "training.pack_tokens=64", "agent.planner.max_tokens=65") == (
         "training.pack_tokens = 64: a turn may have agent.planner.max_tokens = 65 tokens and must fit; "
         "set training.pack_tokens to at least that"
+    )
+
+
+def test_an_unknown_kind_of_a_family(small: Path) -> None:
+    assert refused(small, "train_tasks.kinds=[capitol]").startswith(
+        "train_tasks.kinds = capitol: unknown kind of atlas; did you mean capital? kinds: capital, population, area, "
     )
