@@ -202,7 +202,10 @@ def _check_source(name: str, source: TaskSource) -> tuple[str, ...]:
                 )
         return tuple(FAMILIES[family])
     if "split" in source.model_fields_set and source.split != "train":
-        raise RecipeError(f"{name}.split = {source.split}: does nothing for a task file, which is one split; remove it")
+        raise RecipeError(
+            f"{name}.split = {source.split}: does nothing for a task file, which is one split; "
+            f"remove it or set {name}.split=train"
+        )
     try:
         kinds = tuple(dict.fromkeys(task.kind for task in load_tasks(family)))
     except ValueError as error:

@@ -222,7 +222,8 @@ def test_a_task_file_is_read_before_any_work(small: Path, tmp_path: Path) -> Non
     file.write_text(json.dumps(good) + "\n")
     assert load_recipe(str(small), ["train_tasks.family=q.jsonl"]).train_tasks.family == str(file)
     assert refused(small, "train_tasks.family=q.jsonl", "train_tasks.split=test") == (
-        "train_tasks.split = test: does nothing for a task file, which is one split; remove it"
+        "train_tasks.split = test: does nothing for a task file, which is one split; "
+        "remove it or set train_tasks.split=train"
     )
     assert refused(small, "train_tasks.family=q.jsonl", "train_tasks.kinds=[y]") == (
         f"train_tasks.kinds = y: no line of {file} has it; kinds there: x"
