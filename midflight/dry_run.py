@@ -20,6 +20,7 @@ from midflight.config import Recipe, resolved
 from midflight.recipe_rules import EMBEDDED_MODEL
 
 BYTES = {"float32": 4, "bfloat16": 2}
+CACHE = "key-value cache, at most"
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,9 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[tuple[str, int, str]]:
     trained = shape.lora_parameters(lora.rank) if lora is not None else shape.parameters
     what = f"LoRA of rank {lora.rank} on every linear map" if lora is not None else "all weights"
     cached = 2 * shape.layers * shape.kv_heads * shape.head_dim * size
-    slots = recipe.model.max_batch * recipe.model.context_length
+    own = min(recipe.agent.memory_tokens + recipe.agent.planner.max_tokens, recipe.model.context_length)
+    shared = recipe.model.context_length - own
+    held = recipe.model.max_batch * own + shared
     pack = recipe.training.pack_tokens
     per_token = shape.layers * (10 * shape.hidden + 4 * shape.feed_forward) * size
     lines = [("weights", shape.parameters * size, f"{shape.parameters / 1e6:.1f}M parameters, {recipe.model.dtype}")]
@@ -156,14 +159,17 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[tuple[str, int, str]]:
         ("sampler", shape.parameters * size, "its own copy of the weights, the adapter merged in"),
         ("gradients", trained * 4, what),
         ("optimizer", trained * 8, "two moments, float32"),
-        (
-            "key-value cache, at most",
-            slots * cached,
-            f"{recipe.model.max_batch} requests x {recipe.model.context_length} tokens",
-        ),
+        (CACHE, held * cached, f"{recipe.model.max_batch} x {own} tokens + {shared} shared"),
         ("update, activations", pack * per_token, f"{pack} tokens, roughly"),
         ("update, logits", 3 * pack * shape.vocabulary * 4, f"{pack} tokens x {shape.vocabulary} x 3 copies, roughly"),
     ]
+
+
+def peak(rows: list[tuple[str, int, str]]) -> int:
+    """Bytes held at once: the cache is free again when the update runs."""
+    sampling = sum(size for name, size, _ in rows if name == CACHE)
+    update = sum(size for name, size, _ in rows if name.startswith("update,"))
+    return sum(size for _, size, _ in rows) - min(sampling, update)
 
 
 def describe(recipe: Recipe) -> str:
@@ -176,7 +182,7 @@ def describe(recipe: Recipe) -> str:
         parts.append(f"  not known: {recipe.model.name} has no config.json on this machine yet")
     else:
         rows = memory(recipe, shape)
-        rows.append(("together", sum(row[1] for row in rows), "without the Python process, about 0.5 GB"))
+        rows.append(("at the peak", peak(rows), "sampling and update take turns; Python itself adds about 0.5 GB"))
         parts += _table([(name, _size(number), formula) for name, number, formula in rows])
     return "\n".join(parts) + "\n"
 

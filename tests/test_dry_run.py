@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from midflight.config import load_recipe
-from midflight.dry_run import EMBEDDED_SHAPE, batch_arithmetic, describe, memory, shape_of
+from midflight.dry_run import CACHE, EMBEDDED_SHAPE, batch_arithmetic, describe, memory, peak, shape_of
 
 
 def test_the_embedded_model_has_its_published_size() -> None:
@@ -71,3 +71,11 @@ def test_another_model_is_read_from_its_config(tmp_path: Path) -> None:
 def test_a_model_that_is_not_here_has_no_size() -> None:
     text = describe(load_recipe("four-llm", ["model.name=nobody/none"]))
     assert "not known: nobody/none has no config.json on this machine yet" in text
+
+
+def test_the_cache_holds_the_shared_prefix_once_and_the_peak_counts_one_phase() -> None:
+    overrides = ["model.max_batch=10", "model.context_length=1000", "agent.memory_tokens=200"]
+    rows = memory(load_recipe("quickstart", [*overrides, "agent.planner.max_tokens=40"]), EMBEDDED_SHAPE)
+    sizes = {name: size for name, size, _ in rows}
+    assert sizes[CACHE] == (10 * 240 + 760) * 2 * 30 * 3 * 64 * 4
+    assert peak(rows) == sum(sizes.values()) - sizes[CACHE]
