@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 
+import midflight
+from midflight.agent.types import Action, Answer, Query, StopReason, ToolResult, Trajectory, Turn, Verdict
 from midflight.cli import run
+from midflight.engines.base import FinishReason, Generation
 from midflight.errors import UserError
 
 Stub = Callable[..., types.ModuleType]
@@ -217,7 +221,9 @@ def test_light_commands_do_not_import_torch(arguments: list[str]) -> None:
         "import sys; from midflight.cli import run; code = run(sys.argv[1:]); "
         "heavy = {'torch', 'transformers', 'matplotlib'} & set(sys.modules); sys.exit(100 if heavy else code)"
     )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", program, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(midflight.__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == (2 if arguments == ["train", "x"] else 0), done.stderr
 
 
@@ -227,3 +233,30 @@ def test_doctor_prints_one_line_a_check(capsys: pytest.CaptureFixture[str]) -> N
     assert {text.split()[0] for text in lines} <= {"ok", "missing", "note"}
     assert code == (1 if any(text.startswith("missing") for text in lines) else 0)
     assert any(text.startswith("ok       Python") for text in lines)
+
+
+def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    closed: list[bool] = []
+    turn = Turn(
+        1,
+        Generation("capital: Peru", FinishReason.STOP),
+        Action("", "capital", "Peru"),
+        None,
+        ToolResult("Lima"),
+        Verdict(False),
+    )
+
+    class Flow:
+        async def run(self, query: Query, *, on_turn: Callable[[Turn], None]) -> Trajectory:
+            on_turn(turn)
+            answer = None if query.text == "fail" else Answer("Lima")
+            reason = StopReason.FINISHED if answer else StopReason.INFRASTRUCTURE
+            return Trajectory(query, (turn,), reason, answer, error="" if answer else "engine down")
+
+    built = types.SimpleNamespace(flow=Flow(), close=lambda: closed.append(True))
+    stub("midflight.building", build_agent=lambda recipe, model: built)
+    assert run(["solve", "Capital of Peru?"]) == 0
+    assert capsys.readouterr().out == "turn 1  capital: Peru\n        = Lima\n\nLima\n"
+    assert run(["solve", "fail"]) == 1
+    assert capsys.readouterr().err == "midflight: no answer: infrastructure: engine down\n"
+    assert closed == [True, True]
