@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from midflight import __version__
+from midflight import __version__, recipes
 from midflight.config import Recipe, load_recipe
 from midflight.engines.base import EngineError, PromptTooLong
 from midflight.errors import UserError
@@ -92,7 +92,7 @@ def solve(
         raise UserError("QUESTION is empty; write what to ask, in quotes")
     _check_model(model)
     run_recipe = model if model is not None and (Path(model) / "recipe.yaml").is_file() else "quickstart"
-    settings = load_recipe(recipe or run_recipe, overrides or ())
+    settings = recipes.load(recipe or run_recipe, overrides or (), tasks=False)
 
     from midflight.agent.types import Query, Turn
     from midflight.building import build_agent

@@ -18,6 +18,9 @@ from midflight.tools import BUILTIN
 EMBEDDED_MODEL = "smollm2-135m"
 """The name of the model that comes as a package."""
 
+MODEL_FILES = ("config.json", "adapter_config.json", "recipe.yaml")
+"""One of these makes a folder a model, an adapter or a run."""
+
 FAMILIES = {"atlas": tuple(KINDS)}
 """Kinds of each built-in task family."""
 
@@ -28,7 +31,7 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     Args:
         recipe: a recipe whose single values are valid.
         own_tools: names of tools that the caller passes as objects.
-        own_tasks: the caller passes its tasks as objects, so the task sections are not looked at.
+        own_tasks: the caller passes its tasks as objects, or draws none: the task sections are not looked at.
 
     Raises:
         RecipeError: the first broken rule.
@@ -66,8 +69,10 @@ def check_model_name(name: str, key: str) -> None:
         return
     folder = Path(name).expanduser()
     if folder.is_dir():
-        if not any((folder / part).exists() for part in ("config.json", "recipe.yaml")):
-            raise RecipeError(f"{key}: the folder holds neither config.json (a model) nor recipe.yaml (a run)")
+        if not any((folder / part).exists() for part in MODEL_FILES):
+            raise RecipeError(
+                f"{key}: the folder is neither a model, an adapter nor a run; it holds none of {', '.join(MODEL_FILES)}"
+            )
         return
     if name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1:
         raise RecipeError(f"{key}: no such folder; give a run folder, a model folder, {EMBEDDED_MODEL} or a Hub name")

@@ -260,3 +260,4 @@ def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytes
     assert run(["solve", "fail"]) == 1
     assert capsys.readouterr().err == "midflight: no answer: infrastructure: engine down\n"
     assert closed == [True, True]
+    assert run(["solve", "Capital of Peru?", "train_tasks.family=gone.jsonl"]) == 0  # draws no task, needs no file

@@ -262,6 +262,16 @@ def test_bounds_of_the_update(small: Path) -> None:
     )
 
 
+def test_a_model_folder_must_hold_one(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert refused(small, "model.name=./empty") == (
+        "model.name = ./empty: the folder is neither a model, an adapter nor a run; "
+        "it holds none of config.json, adapter_config.json, recipe.yaml"
+    )
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    assert load_recipe(str(small), ["model.name=./empty"]).model.name == "./empty"
+
+
 def test_an_unknown_kind_of_a_family(small: Path) -> None:
     assert refused(small, "train_tasks.kinds=[capitol]").startswith(
         "train_tasks.kinds = capitol: unknown kind of atlas; did you mean capital? kinds: capital, population, area, "
