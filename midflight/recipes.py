@@ -27,7 +27,7 @@ PATH_KEYS = (("agent", "planner", "examples"), ("train_tasks", "family"), ("eval
 
 
 def load(path: str, overrides: Sequence[str] = (), *, tasks: bool = True) -> Recipe:
-    """See `midflight.config.load_recipe`. Without `tasks` the task sections are not looked at: nothing will draw any."""
+    """See `midflight.config.load_recipe`. Without `tasks` the task sections go unchecked: nothing draws any."""
     file = find(path)
     data = read_yaml(file)
     _anchor_paths(data, file.resolve().parent)
