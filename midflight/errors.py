@@ -1,5 +1,10 @@
-"""Errors meant for a user: one line that names the key, the value and what to do."""
+"""The errors that a user can put right. The command line prints each as one line and exits with code 2."""
+
+from __future__ import annotations
 
 
 class UserError(ValueError):
-    """Something the user gave is wrong. The command line prints the message and exits with 2."""
+    """Something the user gave is wrong; the message is one line that says what, and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
