@@ -84,7 +84,9 @@ class AgentConfig(Section):
     verifier: VerifierConfig
     generator: GeneratorConfig
     query_analysis: bool = False
-    """Make an analysis of the query once, before the first turn, shown to planner, verifier and generator."""
+    """Make an analysis of the query once, before the first turn, shown to planner and generator."""
+    analyst: ModuleConfig = ModuleConfig()
+    """The query analysis' engine settings; used when `query_analysis` is true."""
     max_turns: int = Field(default=5, ge=1)
     max_seconds: float = Field(default=120.0, gt=0)
     """Wall clock of one trajectory; a running tool is interrupted."""

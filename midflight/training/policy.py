@@ -52,6 +52,11 @@ class Policy:
         """The parameters that train."""
         return [parameter for parameter in self.causal.parameters() if parameter.requires_grad]
 
+    @property
+    def frozen_model(self) -> Any:
+        """The module `frozen` yields; outside that context an adapter on it may be on."""
+        return self.causal if self._frozen is None else self._frozen
+
     @contextmanager
     def frozen(self) -> Iterator[Any]:
         """The reference model: the backbone with the adapter off, or the frozen copy."""
@@ -61,7 +66,7 @@ class Policy:
         elif self._frozen is not None:
             yield self._frozen
         else:
-            raise RuntimeError("full training with kl_beta=0 keeps no reference model")
+            raise RuntimeError("this policy was made without a reference model")
 
     @torch.no_grad()
     def merged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -92,12 +92,40 @@ class SuffixCache:
         block = self._blocks[layer_idx]
         if block is None:
             rows, heads, _, width = key.shape
-            block = (key.new_zeros(rows, heads, self._columns, width), value.new_zeros(rows, heads, self._columns, width))
+            block = (
+                key.new_zeros(rows, heads, self._columns, width),
+                value.new_zeros(rows, heads, self._columns, width),
+            )
             self._blocks[layer_idx] = block
         end = self.used + key.shape[2]
         block[0][:, :, self.used : end] = key
         block[1][:, :, self.used : end] = value
         return block[0][:, :, :end], block[1][:, :, :end]
+
+    def load(self, stems: list[list[LayerKV] | None], columns: int) -> None:
+        """Begin with a stem a row, [kv heads, length, d] a layer, each ending at column `columns`."""
+        self.used = columns
+        if columns == 0:
+            return
+        first = next(stem for stem in stems if stem is not None)
+        for index, (key, _) in enumerate(first):
+            shape = (len(stems), key.shape[0], self._columns, key.shape[2])
+            block = (key.new_zeros(shape), key.new_zeros(shape))
+            for row, stem in enumerate(stems):
+                if stem is not None:
+                    start = columns - stem[index][0].shape[1]
+                    block[0][row, :, start:columns] = stem[index][0]
+                    block[1][row, :, start:columns] = stem[index][1]
+            self._blocks[index] = block
+
+    def copy(self, row: int, spans: list[tuple[int, int]]) -> list[LayerKV]:
+        """Keys and values of one row's columns in `spans`, [kv heads, length, d] a layer."""
+        layers: list[LayerKV] = []
+        for block in self._blocks:
+            assert block is not None
+            key, value = (torch.cat([part[row, :, a:b] for a, b in spans], dim=1) for part in block)
+            layers.append((key, value))
+        return layers
 
     def advance(self, tokens: int) -> None:
         """Count the columns the last forward wrote."""

@@ -49,30 +49,63 @@ class Node:
     matcher: LLMatcher | None
 
 
-class TrunkCache:
-    """Keys and values of prompts' common beginnings, for one weights version; the oldest go first."""
+class PrefixCache:
+    """Keys and values of prompts' beginnings, for one weights version.
 
-    def __init__(self, model: Any, entries: int = 8) -> None:
+    Trunks are what a whole batch begins with. Stems are what single prompts begin with behind a trunk: the next turn of
+    a trajectory repeats them and adds to them. The oldest of each go first.
+    """
+
+    def __init__(self, model: Any, *, trunks: int = 8, stem_tokens: int = 16_384) -> None:
         self._model = model
-        self._entries = entries
-        self._kept: OrderedDict[Ids, list[LayerKV]] = OrderedDict()
+        self._most_trunks, self._most_tokens = trunks, stem_tokens
+        self._trunks: OrderedDict[Ids, list[LayerKV]] = OrderedDict()
+        self._stems: OrderedDict[tuple[int, Ids], list[LayerKV]] = OrderedDict()
+        self._tokens = 0
 
     def clear(self) -> None:
-        self._kept.clear()
+        """Forget everything: the weights changed."""
+        self._trunks.clear()
+        self._stems.clear()
+        self._tokens = 0
 
-    def get(self, ids: Ids) -> list[LayerKV] | None:
+    def stem(self, cut: int, row: Row) -> tuple[int, list[LayerKV] | None]:
+        """The longest kept run of whole segments that `row` begins with behind a trunk of `cut` tokens.
+
+        Returns its end in the prompt, and [kv heads, end - cut, d] keys and values a layer (None: nothing kept).
+        """
+        end = len(row.prompt)
+        for segment in reversed(row.segments[1:]):
+            end -= len(segment)
+            if end <= cut:
+                break
+            found = self._stems.get((cut, row.prompt[:end]))
+            if found is not None:
+                self._stems.move_to_end((cut, row.prompt[:end]))
+                return end, found
+        return cut, None
+
+    def keep_stem(self, cut: int, ids: Ids, layers: list[LayerKV]) -> None:
+        """Keep keys and values of `ids[cut:]`."""
+        self._stems[cut, ids] = layers
+        self._tokens += len(ids) - cut
+        while self._tokens > self._most_tokens and len(self._stems) > 1:
+            (start, gone), _ = self._stems.popitem(last=False)
+            self._tokens -= len(gone) - start
+
+    def trunk(self, ids: Ids) -> list[LayerKV] | None:
         """Keys and values of `ids`, [kv heads, len(ids), d] a layer; computed from the longest kept beginning."""
         if not ids:
             return None
         base: Ids = ()
-        for known in self._kept:
+        for known in self._trunks:
             if len(base) < len(known) <= len(ids) and ids[: len(known)] == known:
                 base = known
         if base:
-            self._kept.move_to_end(base)
+            self._trunks.move_to_end(base)
         if base == ids:
-            return self._kept[base]
-        parent = self._kept[base] if base else None
+            return self._trunks[base]
+        parent = self._trunks[base] if base else None
         device = self._model.device
         new = torch.tensor([ids[len(base) :]], device=device)
         positions = torch.arange(len(base), len(ids), device=device)[None]
@@ -89,13 +122,13 @@ class TrunkCache:
                 key = torch.cat([parent[index][0], key], dim=1)
                 value = torch.cat([parent[index][1], value], dim=1)
             layers.append((key, value))
-        self._kept[ids] = layers
-        while len(self._kept) > self._entries:
-            self._kept.popitem(last=False)
+        self._trunks[ids] = layers
+        while len(self._trunks) > self._most_trunks:
+            self._trunks.popitem(last=False)
         return layers
 
 
-def causal_mask(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def causal_mask(length: int, dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
     """Additive causal mask [1, 1, length, length]."""
     full = torch.full((length, length), torch.finfo(dtype).min, dtype=dtype, device=device)
     return full.triu(1)[None, None]
@@ -114,42 +147,59 @@ def common_trunk(rows: list[Row]) -> Ids:
 
 
 @torch.inference_mode()
-def generate(model: Any, trunks: TrunkCache, masks: Masks, rows: list[Row]) -> None:
+def generate(model: Any, prefixes: PrefixCache, masks: Masks, rows: list[Row]) -> None:
     """Fill `ids`, `logprobs`, `forced` and `finish` of each row."""
     trunk_ids = common_trunk(rows)
-    prompts: dict[Ids, int] = {}
+    cut = len(trunk_ids)
+    distinct: dict[Ids, Row] = {}
     for row in rows:
-        prompts.setdefault(row.prompt[len(trunk_ids) :], len(prompts))
-    longest = max(map(len, prompts))
-    scores = len(prompts) * model.config.num_attention_heads * longest * (len(trunk_ids) + longest)
+        distinct.setdefault(row.prompt, row)
+    stems = [prefixes.stem(cut, row) for row in distinct.values()]
+    past = max(end for end, _ in stems) - cut
+    longest = max(len(prompt) - end for prompt, (end, _) in zip(distinct, stems, strict=True))
+    scores = len(distinct) * model.config.num_attention_heads * longest * (cut + past + longest)
     if scores > SCORE_BUDGET and len(rows) > 1:
         half = len(rows) // 2
-        generate(model, trunks, masks, rows[:half])
-        generate(model, trunks, masks, rows[half:])
+        generate(model, prefixes, masks, rows[:half])
+        generate(model, prefixes, masks, rows[half:])
         return
-    shared = trunks.get(trunk_ids)
+    shared = prefixes.trunk(trunk_ids)
     trunk = {} if shared is None else {"trunk": shared}
     device, dtype = model.device, model.dtype
     low = torch.finfo(dtype).min
 
-    # Prefill: every distinct suffix once, padded on the left so that all end in the same column.
-    pads = torch.tensor([longest - len(suffix) for suffix in prompts])
-    ids = torch.tensor([[0] * (longest - len(suffix)) + list(suffix) for suffix in prompts])
-    columns = torch.arange(longest)
-    hidden = columns[None] < pads[:, None]
-    positions = (columns[None] - pads[:, None]).clamp(min=0) + len(trunk_ids)
-    cache = SuffixCache(model.config.num_hidden_layers, longest + max(row.sampling.max_tokens for row in rows))
+    # Prefill: of every distinct prompt what no stem holds. Stems end in one column and so do prompts, so both are
+    # padded on the left: [pad, stem, pad, new tokens, room for what is drawn].
+    layers = model.config.num_hidden_layers
+    cache = SuffixCache(layers, past + longest + max(row.sampling.max_tokens for row in rows))
+    cache.load([stem for _, stem in stems], past)
+    ends = torch.tensor([end for end, _ in stems])
+    lengths = torch.tensor([len(prompt) for prompt in distinct])
+    ids = torch.zeros(len(distinct), longest, dtype=torch.long)
+    for index, (prompt, (end, _)) in enumerate(zip(distinct, stems, strict=True)):
+        ids[index, longest - (len(prompt) - end) :] = torch.tensor(prompt[end:])
+    pads = longest - (lengths - ends)
+    columns = torch.arange(past + longest)
+    hidden = columns[None] < past - (ends - cut)[:, None]
+    hidden |= (columns[None] >= past) & (columns[None] < past + pads[:, None])
+    positions = (torch.arange(longest)[None] - pads[:, None]).clamp(min=0) + ends[:, None]
     padding = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, low)[:, None, None].to(device)
-    mask = (causal_mask(longest, dtype, device) + padding).clamp(min=low)
+    causal = torch.cat([torch.zeros(1, 1, longest, past, dtype=dtype), causal_mask(longest, dtype)], dim=-1)
     logits = model(
         input_ids=ids.to(device),
         position_ids=positions.to(device),
-        attention_mask=mask,
+        attention_mask=(causal.to(device) + padding).clamp(min=low),
         cache=cache,
         logits_to_keep=1,
         **trunk,
     ).logits[:, -1]
     cache.advance(longest)
+    for index, row in enumerate(distinct.values()):
+        end = len(row.prompt) - len(row.segments[-1])
+        if end > int(ends[index]):
+            spans = [(past - (int(ends[index]) - cut), past)]
+            spans.append((past + int(pads[index]), past + int(pads[index]) + end - int(ends[index])))
+            prefixes.keep_stem(cut, row.prompt[:end], cache.copy(index, spans))
 
     # Decode: one token a step for every distinct sequence; nodes split as their rows part, and leave as they finish.
     grouped: dict[tuple[Any, ...], Node] = {}
@@ -159,7 +209,8 @@ def generate(model: Any, trunks: TrunkCache, masks: Masks, rows: list[Row]) -> N
             grouped[key] = Node([], masks.start(row.grammar) if row.grammar else None)
         grouped[key].rows.append(row)
     nodes = list(grouped.values())
-    parents = [prompts[node.rows[0].prompt[len(trunk_ids) :]] for node in nodes]
+    place = {prompt: index for index, prompt in enumerate(distinct)}
+    parents = [place[node.rows[0].prompt] for node in nodes]
     while True:
         children = draw(logits[parents].float(), nodes, masks)
         if not children:
@@ -173,7 +224,7 @@ def generate(model: Any, trunks: TrunkCache, masks: Masks, rows: list[Row]) -> N
         parents = list(range(len(nodes)))
         first = [node.rows[0] for node in nodes]
         mask = torch.zeros(len(nodes), 1, 1, cache.used + 1, dtype=dtype, device=device)
-        mask[..., :longest] = padding
+        mask[..., : past + longest] = padding
         logits = model(
             input_ids=torch.tensor([[row.ids[-1]] for row in first], device=device),
             position_ids=torch.tensor([[len(row.prompt) + len(row.ids) - 1] for row in first], device=device),

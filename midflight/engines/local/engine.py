@@ -19,12 +19,12 @@ import torch
 from midflight.engines.base import (
     EngineError,
     FinishReason,
-    Generation,
     GenerateRequest,
+    Generation,
     Message,
     PromptTooLong,
 )
-from midflight.engines.local.decoding import Row, TrunkCache, generate
+from midflight.engines.local.decoding import PrefixCache, Row, generate
 from midflight.engines.local.grammar import GrammarError, Masks
 from midflight.engines.local.models import LoadedModel
 from midflight.engines.local.prompts import PromptEncoder
@@ -55,10 +55,12 @@ class LocalEngine:
         self.generated_tokens = 0
         self._name = loaded.name
         self._encoder = PromptEncoder(loaded.tokenizer, chat_template=chat_template)
-        self._context = min(context_length, int(getattr(loaded.model.config, "max_position_embeddings", context_length)))
+        self._context = min(
+            context_length, int(getattr(loaded.model.config, "max_position_embeddings", context_length))
+        )
         self._max_batch = max_batch
         self._around = around or _nothing
-        self._trunks = TrunkCache(loaded.model)
+        self._prefixes = PrefixCache(loaded.model)
         self._queue: list[tuple[Row, GenerateRequest, asyncio.Future[Generation]]] = []
         self._pump: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midflight-engine")
@@ -83,7 +85,7 @@ class LocalEngine:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         if request.sampling.stop:
-            raise EngineError("the local engine ends at a grammar's end or an end token; stop strings are not supported")
+            raise EngineError("the local engine ends at a grammar's end or an end token: it has no stop strings")
         segments = self._encoder.encode(request.messages)
         length = sum(map(len, segments))
         if length + request.sampling.max_tokens > self._context:
@@ -130,7 +132,7 @@ class LocalEngine:
 
     def _decode(self, rows: list[Row]) -> None:
         with self._around():
-            generate(self.model, self._trunks, self.masks, rows)
+            generate(self.model, self._prefixes, self.masks, rows)
         self.generated_tokens += sum(len(row.ids) for row in rows)
 
     def _generation(self, row: Row, request: GenerateRequest) -> Generation:
@@ -151,7 +153,7 @@ class LocalEngine:
     def set_version(self, version: int) -> None:
         """Say that the model's weights changed: the version rises and the prefix cache is emptied."""
         self.weights_version = version
-        self._trunks.clear()
+        self._prefixes.clear()
 
     @torch.inference_mode()
     def probe(self, ids: list[int]) -> torch.Tensor:

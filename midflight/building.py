@@ -1,0 +1,190 @@
+"""From a recipe to a running agent: tools, engines, the four modules, the flow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from midflight.agent import (
+    AgentFlow,
+    Analyst,
+    DirectExecutor,
+    LastResultGenerator,
+    LLMExecutor,
+    LLMGenerator,
+    LLMPlanner,
+    LLMVerifier,
+    Query,
+    RuleVerifier,
+)
+from midflight.agent.memory import Memory
+from midflight.config import ModuleConfig, Recipe, RecipeError
+from midflight.engines.base import Engine, Sampling
+from midflight.engines.local import LoadedModel, LocalEngine, ModelError, load
+from midflight.errors import UserError
+from midflight.store import RunFolder
+from midflight.tools import make_toolset
+from midflight.tools.base import Tool, Toolset
+
+
+@dataclass(frozen=True)
+class Built:
+    """A ready agent. `close` ends its engines' workers."""
+
+    flow: AgentFlow
+    engines: tuple[LocalEngine, ...]
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+
+
+def toolset_of(recipe: Recipe, tools: Sequence[Tool] | None = None) -> Toolset:
+    """The recipe's tools; `tools` are the caller's own, found by name before the built-in ones."""
+    own = {tool.name: tool for tool in tools or ()}
+    builtin = [name for name in recipe.agent.tools if name not in own]
+    made = {tool.name: tool for tool in make_toolset(builtin)}
+    return Toolset([own.get(name) or made[name] for name in recipe.agent.tools])
+
+
+def frozen_modules(recipe: Recipe) -> bool:
+    """Whether any module beside the planner is a language model."""
+    agent = recipe.agent
+    return "llm" in (agent.executor.kind, agent.verifier.kind, agent.generator.kind) or agent.query_analysis
+
+
+def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine | None, *, training: bool) -> AgentFlow:
+    """The flow of `recipe`: the planner on its engine, all other language models on `frozen`."""
+    agent = recipe.agent
+    examples = Path(agent.planner.examples).read_text(encoding="utf-8") if agent.planner.examples else ""
+    temperature = agent.planner.temperature if training else agent.planner.eval_temperature
+
+    def sampling(module: ModuleConfig) -> Sampling:
+        return Sampling(temperature=module.temperature, max_tokens=module.max_tokens)
+
+    def other() -> Engine:
+        assert frozen is not None, "frozen_modules says that an engine is needed"
+        return frozen
+
+    style, memory = agent.planner.format, agent.memory_tokens
+    return AgentFlow(
+        LLMPlanner(
+            planner,
+            format=style,
+            examples=examples,
+            grammar=agent.planner.grammar,
+            sampling=Sampling(temperature=temperature, max_tokens=agent.planner.max_tokens),
+            memory_tokens=memory,
+        ),
+        LLMExecutor(other(), sampling(agent.executor)) if agent.executor.kind == "llm" else DirectExecutor(),
+        LLMVerifier(other(), style, sampling(agent.verifier), memory_tokens=memory)
+        if agent.verifier.kind == "llm"
+        else RuleVerifier(),
+        LLMGenerator(other(), style, sampling(agent.generator), memory_tokens=memory)
+        if agent.generator.kind == "llm"
+        else LastResultGenerator(),
+        toolset,
+        max_turns=agent.max_turns,
+        max_seconds=agent.max_seconds,
+        tool_seconds=agent.tool_seconds,
+        analyst=Analyst(other(), sampling(agent.analyst)) if agent.query_analysis else None,
+    )
+
+
+def check_prompt_fits(recipe: Recipe, flow: AgentFlow, engine: LocalEngine) -> None:
+    """Refuse a context that cannot hold the smallest prompt, a full memory and one action.
+
+    Raises:
+        RecipeError: one line with what to set.
+    """
+    planner = flow.planner
+    assert isinstance(planner, LLMPlanner)
+    messages = planner.prompt(Query(""), flow.toolset, Memory(), flow.max_turns, "")
+    smallest = sum(map(len, engine.encode(messages)))
+    need = smallest + recipe.agent.memory_tokens + recipe.agent.planner.max_tokens
+    if need > engine.context_length:
+        raise RecipeError(
+            f"model.context_length = {recipe.model.context_length}: the planner's prompt takes {smallest} tokens "
+            f"without question and memory, agent.memory_tokens {recipe.agent.memory_tokens}, agent.planner.max_tokens "
+            f"{recipe.agent.planner.max_tokens}; set model.context_length to {need + 64} or more"
+        )
+
+
+def local_engine(recipe: Recipe, loaded: LoadedModel, around: Callable[[], object] | None = None) -> LocalEngine:
+    """An engine on `loaded` with the recipe's settings."""
+    model = recipe.model
+    try:
+        return LocalEngine(
+            loaded,
+            chat_template=model.chat_template,
+            context_length=model.context_length,
+            max_batch=model.max_batch,
+            around=around,
+        )
+    except ValueError as error:
+        raise UserError(f"model.name = {model.name}: {error}") from error
+
+
+def build_agent(recipe: Recipe, model: str | None = None, *, tools: Sequence[Tool] | None = None) -> Built:
+    """An agent for solving and evaluating.
+
+    Args:
+        recipe: what the agent is made of.
+        model: instead of `recipe.model.name`: a run folder, a checkpoint, a model folder or a Hub name.
+        tools: the caller's own tools that the recipe names.
+
+    Raises:
+        UserError: the model cannot be loaded or the prompt does not fit.
+    """
+    toolset = toolset_of(recipe, tools)
+    planner_model, base = load_trained(recipe, model or recipe.model.name)
+    planner = local_engine(recipe, planner_model)
+    engines = [planner]
+    frozen = None
+    if frozen_modules(recipe):
+        same = base == planner_model.name
+        frozen = planner if same else local_engine(recipe, load_named(recipe, base))
+        engines += [] if same else [frozen]
+    flow = assemble(recipe, toolset, planner, frozen, training=False)
+    check_prompt_fits(recipe, flow, planner)
+    return Built(flow, tuple(engines))
+
+
+def load_named(recipe: Recipe, name: str) -> LoadedModel:
+    """A plain model with the recipe's dtype and device."""
+    return load(name, dtype=recipe.model.dtype, device=recipe.model.device)
+
+
+def load_trained(recipe: Recipe, name: str) -> tuple[LoadedModel, str]:
+    """A model by any name a user may give, an adapter merged in; and the name of the base it was trained from."""
+    folder = Path(name)
+    if (folder / "recipe.yaml").is_file():
+        folder = trained_folder(folder)
+    if not (folder / "adapter_config.json").is_file():
+        return load_named(recipe, str(folder) if folder.is_dir() else name), _base_of(folder, name)
+    from peft import PeftModel
+
+    base = str(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"])
+    loaded = load_named(recipe, base)
+    merged = PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
+    return LoadedModel(str(folder), merged.eval().requires_grad_(False), loaded.tokenizer, loaded.device), base
+
+
+def trained_folder(run: Path) -> Path:
+    """The newest checkpoint of a run folder.
+
+    Raises:
+        ModelError: it has none.
+    """
+    found = sorted(RunFolder(run).checkpoints.glob("step-*"))
+    if not found:
+        raise ModelError(f"--model {run}: the run has no checkpoint yet; let it train, or name another model")
+    return found[-1]
+
+
+def _base_of(folder: Path, name: str) -> str:
+    """The model a fully trained checkpoint started from; a plain model is its own base."""
+    state = folder / "state.json"
+    return str(json.loads(state.read_text())["base"]) if state.is_file() else (str(folder) if folder.is_dir() else name)

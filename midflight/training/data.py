@@ -1,0 +1,96 @@
+"""Where training questions come from: a generated family under a curriculum, or a list in shuffled passes.
+
+Invariant: what step s draws depends only on the seed, s, the draw's number in the step and the curriculum's state.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from midflight.config import CurriculumConfig
+from midflight.seeds import derive
+from midflight.tasks.atlas import AtlasSampler
+from midflight.tasks.base import Task
+
+
+class Source(Protocol):
+    """Draws one question of a kind."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]: ...
+
+    def draw(self, kind: str, rng: random.Random) -> Task: ...
+
+
+class ListSource:
+    """Questions from a list."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._by_kind: dict[str, list[Task]] = {}
+        for task in tasks:
+            self._by_kind.setdefault(task.kind, []).append(task)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self._by_kind)
+
+    def draw(self, kind: str, rng: random.Random) -> Task:
+        return rng.choice(self._by_kind[kind])
+
+
+def atlas_source(split: str, seed: int, kinds: Sequence[str] | None) -> Source:
+    """The built-in family as a source."""
+    return AtlasSampler(split, seed, kinds)  # type: ignore[arg-type, return-value]
+
+
+@dataclass
+class TaskStream:
+    """Draws the questions of each step. `success` is the running success rate of each kind, the curriculum's state."""
+
+    source: Source
+    seed: int
+    curriculum: CurriculumConfig | None
+    success: dict[str, float] = field(default_factory=dict)
+
+    def weights(self) -> dict[str, float]:
+        """How likely each kind is drawn, unnormalised; a kind not seen yet counts as p = 0.5."""
+        if self.curriculum is None:
+            return {kind: 1.0 for kind in self.source.kinds}
+        rates = {kind: self.success.get(kind, 0.5) for kind in self.source.kinds}
+        return {kind: self.curriculum.floor + 4 * p * (1 - p) for kind, p in rates.items()}
+
+    def draw(self, step: int, start: int, count: int) -> list[Task]:
+        """`count` questions for step `step`, the first being draw number `start` of it.
+
+        Kinds are drawn by low-discrepancy (one uniform shift, equal spacing), so a step's mix is close to the weights.
+        """
+        weights = self.weights()
+        total = sum(weights.values())
+        rng = random.Random(derive(self.seed, "tasks", step, start))
+        shift = rng.random()
+        tasks = []
+        for index in range(count):
+            aim = (index + shift) / count * total
+            tasks.append(self.source.draw(_at(weights, aim), rng))
+        rng.shuffle(tasks)
+        return tasks
+
+    def update(self, rewards_by_kind: Mapping[str, Sequence[float]]) -> None:
+        """Move the running success rates by the step's rewards."""
+        decay = self.curriculum.decay if self.curriculum is not None else 0.0
+        for kind, rewards in rewards_by_kind.items():
+            mean = sum(rewards) / len(rewards)
+            old = self.success.get(kind)
+            self.success[kind] = mean if old is None else decay * old + (1 - decay) * mean
+
+
+def _at(weights: Mapping[str, float], aim: float) -> str:
+    """The key whose share of the summed weights holds `aim`."""
+    for key, weight in weights.items():
+        aim -= weight
+        if aim < 0:
+            return key
+    return next(reversed(list(weights)))

@@ -1,0 +1,364 @@
+"""The trainer: rollouts in the live agent, rewards, advantages, one update, fresh weights to the sampler, again.
+
+Invariant: a step's numbers depend only on the recipe, the seed and the weights before it, so a run that was killed and
+resumed from its last checkpoint prints the numbers an undisturbed run prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from midflight.agent.types import Trajectory
+from midflight.building import assemble, check_prompt_fits, frozen_modules, load_named, local_engine, toolset_of
+from midflight.config import Recipe, resolved
+from midflight.engines.local import LoadedModel
+from midflight.errors import UserError
+from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
+from midflight.evaluation.report import pick_example, render_report
+from midflight.progress import Progress
+from midflight.rewards import score
+from midflight.seeds import derive
+from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
+from midflight.tasks import load_tasks
+from midflight.tasks.atlas import atlas_tasks
+from midflight.tasks.base import Task
+from midflight.tools.base import Tool
+from midflight.training.checkpoints import list_checkpoints, load_checkpoint, save_checkpoint
+from midflight.training.data import ListSource, Source, TaskStream, atlas_source
+from midflight.training.measures import step_record
+from midflight.training.packing import PackedBatch, pack_rows
+from midflight.training.policy import Policy
+from midflight.training.rollouts import Group, advantages, collect, rows_of
+from midflight.training.step import UpdateMetrics, learning_rate, update
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a run gave. `before` and `after` are None without held-out questions."""
+
+    folder: RunFolder
+    steps: int
+    before: EvaluationResult | None
+    after: EvaluationResult | None
+    seconds: float
+
+
+def train(
+    recipe: Recipe,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    evaluate_ends: bool = True,
+    tools: Sequence[Tool] | None = None,
+    tasks: Sequence[Task] | None = None,
+    eval_tasks: Sequence[Task] | None = None,
+) -> TrainReport:
+    """Train the planner as `recipe` says, into `run_dir`.
+
+    Args:
+        recipe: what to do.
+        run_dir: the run's folder.
+        resume: go on from its newest checkpoint.
+        progress: where to show it; standard error by default.
+        evaluate_ends: ask the held-out questions before the first step and after the last.
+        tools: the caller's own tools that the recipe names.
+        tasks: the caller's own training questions, instead of `recipe.train_tasks`.
+        eval_tasks: likewise for `recipe.eval_tasks`.
+
+    Raises:
+        UserError: something given is wrong; nothing was done.
+        DriftError, SyncError: sampler and trainer disagree.
+        KeyboardInterrupt: interrupted; finished trajectories of the step and the last checkpoint are kept.
+    """
+    trainer = Trainer(recipe, run_dir, progress or Progress(), tools, tasks, eval_tasks)
+    try:
+        return trainer.run(resume=resume, evaluate_ends=evaluate_ends)
+    finally:
+        trainer.close()
+
+
+class Trainer:
+    """Everything one run holds. Use `train`."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run_dir: Path,
+        progress: Progress,
+        tools: Sequence[Tool] | None,
+        tasks: Sequence[Task] | None,
+        eval_tasks: Sequence[Task] | None,
+    ) -> None:
+        self.recipe, self.progress = recipe, progress
+        self.settings = recipe.training
+        self.folder = RunFolder(run_dir)
+        self.eval_tasks = list(eval_tasks) if eval_tasks is not None else _held_out(recipe, tasks is not None)
+        self.stream = TaskStream(_source(recipe, tasks), recipe.seed, self.settings.curriculum)
+        toolset = toolset_of(recipe, tools)
+        progress.note(f"loading {recipe.model.name}")
+        own = load_named(recipe, recipe.model.name)
+        lora = recipe.model.lora
+        others = frozen_modules(recipe)
+        self.policy = Policy(
+            load_named(recipe, recipe.model.name),
+            lora=(lora.rank, lora.alpha) if lora else None,
+            reference=self.settings.kl_beta > 0 or others,
+            seed=derive(recipe.seed, "adapter"),
+        )
+        self.optimizer = torch.optim.AdamW(
+            self.policy.parameters(),
+            lr=self.settings.learning_rate,
+            betas=self.settings.betas,
+            weight_decay=self.settings.weight_decay,
+        )
+        self.engine = local_engine(recipe, own)
+        self.frozen = None
+        if others:
+            backbone = LoadedModel(own.name, self.policy.frozen_model, own.tokenizer, own.device)
+            self.frozen = local_engine(recipe, backbone, around=self.policy.frozen)
+        self.train_flow = assemble(recipe, toolset, self.engine, self.frozen, training=True)
+        self.eval_flow = assemble(recipe, toolset, self.engine, self.frozen, training=False)
+        check_prompt_fits(recipe, self.train_flow, self.engine)
+
+    def close(self) -> None:
+        """End the engines' workers."""
+        self.engine.close()
+        if self.frozen is not None:
+            self.frozen.close()
+
+    def run(self, *, resume: bool, evaluate_ends: bool) -> TrainReport:
+        started = time.monotonic()
+        done = self._resume() if resume else 0
+        self.folder.create()
+        self.folder.recipe.write_text(yaml.safe_dump(resolved(self.recipe), sort_keys=False), encoding="utf-8")
+        ask = evaluate_ends and bool(self.eval_tasks)
+        with Store(self.folder.store) as store, MetricsWriter(self.folder.metrics) as metrics:
+            known = store.runs()
+            run_id = (
+                known[-1].id if known else store.start_run(self.recipe.name, resolved(self.recipe), self.recipe.seed)
+            )
+            store.drop_steps_from(run_id, done + 1)
+            metrics.truncate_from(done + 1)
+            self.policy.sync(self.engine, done)
+            before = None
+            if ask:
+                before = self._evaluate(store, run_id, "before", again=done == 0)
+            walls: list[float] = []
+            for step in range(done + 1, self.settings.steps + 1):
+                began = time.monotonic()
+                record = self._step(store, run_id, step)
+                metrics.write(record)
+                walls.append(time.monotonic() - began)
+                left = (self.settings.steps - step) * sum(walls[-5:]) / len(walls[-5:])
+                self.progress.step(record, self.settings.steps, left)
+                if step % self.settings.save_every == 0 or step == self.settings.steps:
+                    self._save(step)
+            after = self._evaluate(store, run_id, "after", again=True) if ask else None
+            if before is not None and after is not None:
+                self._report(store, run_id, before, after, time.monotonic() - started)
+        return TrainReport(self.folder, self.settings.steps, before, after, time.monotonic() - started)
+
+    def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
+        began = time.monotonic()
+        tokens = self.engine.generated_tokens
+        groups = asyncio.run(self._rollouts(store, run_id, step))
+        rolled = time.monotonic()
+        drawn = self.engine.generated_tokens - tokens
+        rows = rows_of(groups, self.settings.advantage)
+        batch = PackedBatch((), (), ())
+        measured = UpdateMetrics()
+        rate = learning_rate(self.settings, step)
+        if rows:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            batch = pack_rows(rows, self.settings.pack_tokens)
+            measured = update(self.policy, self.optimizer, self.engine.masks, batch, self.settings)
+            self.policy.sync(self.engine, step)
+        rewards: dict[str, list[float]] = {}
+        for group in groups:
+            rewards.setdefault(group.task.kind, []).extend(reward for _, reward in group.scored)
+        self.stream.update({kind: values for kind, values in rewards.items() if values})
+        store.add_trajectories(run_id, _stored(groups, step, self.settings.advantage))
+        ended = time.monotonic()
+        record = {
+            **step_record(step, groups),
+            **measured.record(),
+            "learning_rate": rate,
+            "success": dict(self.stream.success),
+            "unique_tokens": batch.unique_tokens,
+            "total_tokens": batch.total_tokens,
+            "generated_tokens": drawn,
+            "tokens_per_second": drawn / (rolled - began),
+            "seconds": ended - began,
+            "seconds_rollout": rolled - began,
+            "seconds_update": ended - rolled,
+        }
+        store.finish_step(run_id, step, record)
+        return record
+
+    async def _rollouts(self, store: Store, run_id: int, step: int) -> list[Group]:
+        """The step's groups; while too few have signal, more are drawn up to the cap."""
+        wanted = self.settings.queries_per_step
+        cap = int(wanted * self.settings.refill_factor)
+        groups: list[Group] = []
+        finished: list[NewTrajectory] = []
+
+        def keep(task: Task, member: int, trajectory: Trajectory, reward: float | None) -> None:
+            finished.append(_new("interrupted", step, task, member, trajectory, reward, None))
+
+        try:
+            while len(groups) < cap:
+                missing = wanted - sum(group.signal for group in groups)
+                count = min(missing, cap - len(groups))
+                if count <= 0:
+                    break
+                tasks = self.stream.draw(step, len(groups), count)
+                seed = derive(self.recipe.seed, "rollouts", step, len(groups))
+                groups += await collect(self.train_flow, tasks, self.settings.group_size, score, seed, keep)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            store.add_trajectories(run_id, finished)
+            raise
+        return groups
+
+    def _evaluate(self, store: Store, run_id: int, phase: str, *, again: bool) -> EvaluationResult:
+        """Ask the held-out questions; what an earlier part of the run has asked already is read back."""
+        file = self.folder.eval_before if phase == "before" else self.folder.eval_after
+        if not again and file.is_file():
+            return EvaluationResult.load(file)
+        store.drop_phase(run_id, phase)
+        settings = self.recipe.evaluation
+        with self.progress.bar(f"evaluating {phase}", len(self.eval_tasks) * settings.trials) as bar:
+            scored = asyncio.run(
+                evaluate(
+                    self.eval_flow,
+                    self.eval_tasks,
+                    trials=settings.trials,
+                    concurrency=settings.concurrency,
+                    seed=self.recipe.seed,
+                    score=score,
+                    on_done=lambda _: bar.advance(),
+                )
+            )
+        store.add_trajectories(
+            run_id,
+            [
+                _new(phase, None, item.task, index % settings.trials, item.trajectory, item.reward, None)
+                for index, item in enumerate(scored)
+            ],
+        )
+        result = summarise(scored, resamples=settings.bootstrap, seed=self.recipe.seed)
+        result.save(file)
+        return result
+
+    def _report(
+        self, store: Store, run_id: int, before: EvaluationResult, after: EvaluationResult, seconds: float
+    ) -> None:
+        plots = write_plots(self.folder.path)
+        earlier, later = (
+            [Scored(item.task, item.trajectory, item.reward or 0.0) for item in store.trajectories(run_id, phase)]
+            for phase in ("before", "after")
+        )
+        question = next((item.task.question for item in later if item.task.level >= 3), later[0].task.question)
+        text = render_report(
+            before,
+            after,
+            title=f"{self.recipe.name}, seed {self.recipe.seed}: held-out questions before and after training",
+            example=pick_example(earlier, later),
+            closing=[
+                f"took {seconds:.0f} s",
+                f"run folder: {self.folder.path}",
+                f"plots: {self.folder.plots} ({', '.join(plot.name for plot in plots)})",
+                f'try next: midflight solve "{question}" --model {self.folder.path}',
+            ],
+        )
+        write_report(self.folder, before, after, text)
+
+    def _save(self, step: int) -> None:
+        success = self.stream.success
+        save_checkpoint(
+            self.folder.checkpoints,
+            self.policy,
+            self.optimizer,
+            step=step,
+            quality=sum(success.values()) / max(len(success), 1),
+            state={"success": success, "base": self.policy.base_name},
+            keep_last=self.settings.keep_last,
+            keep_best=self.settings.keep_best,
+        )
+
+    def _resume(self) -> int:
+        """Restore the newest checkpoint; 0 when the run was stopped before its first."""
+        found = list_checkpoints(self.folder.checkpoints)
+        if not found:
+            self.progress.note(f"{self.folder.path} has no checkpoint yet: starting at step 1")
+            return 0
+        state = load_checkpoint(found[-1].folder, self.policy, self.optimizer)
+        self.stream.success = dict(state["success"])
+        self.progress.note(f"resuming {self.folder.path} after step {found[-1].step}")
+        return found[-1].step
+
+
+def _source(recipe: Recipe, tasks: Sequence[Task] | None) -> Source:
+    wanted = recipe.train_tasks
+    if tasks is not None:
+        return ListSource(tasks)
+    if wanted.family == "atlas":
+        return atlas_source(wanted.split, wanted.seed, wanted.kinds)
+    return ListSource(_file_tasks(wanted.family, wanted.kinds, wanted.count))
+
+
+def _held_out(recipe: Recipe, own_tasks: bool) -> list[Task]:
+    wanted = recipe.eval_tasks
+    if own_tasks:
+        return []
+    if wanted.family == "atlas":
+        return atlas_tasks(wanted.split, wanted.count or 1, wanted.seed, wanted.kinds)
+    return _file_tasks(wanted.family, wanted.kinds, wanted.count)
+
+
+def _file_tasks(path: str, kinds: Sequence[str] | None, count: int | None) -> list[Task]:
+    try:
+        tasks = load_tasks(path)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return [task for task in tasks if kinds is None or task.kind in kinds][:count]
+
+
+def _new(
+    phase: str,
+    step: int | None,
+    task: Task,
+    member: int,
+    trajectory: Any,
+    reward: float | None,
+    advantage: float | None,
+) -> NewTrajectory:
+    return NewTrajectory(
+        phase=phase,
+        step=step,
+        group=task.id,
+        member=member,
+        task=task,
+        trajectory=trajectory,
+        reward=reward,
+        advantage=advantage,
+    )
+
+
+def _stored(groups: Sequence[Group], step: int, estimator: str) -> list[NewTrajectory]:
+    made = []
+    for group in groups:
+        values = iter(advantages(group, estimator))
+        for member, (trajectory, reward) in enumerate(zip(group.trajectories, group.rewards, strict=True)):
+            advantage = None if reward is None else next(values)
+            made.append(_new("train", step, group.task, member, trajectory, reward, advantage))
+    return made
