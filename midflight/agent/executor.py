@@ -1,0 +1,146 @@
+"""The executor turns an action into a tool call with valid arguments, and runs it.
+
+Invariant: a tool is called only with arguments that satisfy its JSON schema. A wrong name or wrong arguments are
+results with an error kind, which the planner reads next; they never raise and are never repaired.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from midflight.agent.prompting import cut_middle, fenced, one_line, template
+from midflight.agent.types import Action
+from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling
+from midflight.tools.base import ErrorKind, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from midflight.tools.base import Tool, Toolset
+
+__all__ = ["DirectExecutor", "Execution", "Executor", "LLMExecutor"]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What came of an action. `call` is None when no tool was called; `generation` is the executor's own, if any."""
+
+    call: ToolCall | None
+    result: ToolResult
+    generation: Generation | None = None
+
+
+class Executor(Protocol):
+    """Runs an action."""
+
+    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None) -> Execution:
+        """Call `action.tool` for at most `seconds`; `seed` seeds the engine request, if one is made.
+
+        Raises:
+            PromptTooLong: the prompt exceeds the engine's context.
+            EngineError: the engine failed.
+            InfrastructureError: a service the tool depends on is down.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class DirectExecutor:
+    """Passes the planner's context as the one required argument of the tool, a string or a strictly parsed number."""
+
+    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None) -> Execution:
+        """See `Executor.execute`; makes no engine request."""
+        tool = toolset.get(action.tool)
+        if tool is None:
+            return _unknown_tool(action, toolset)
+        required = tuple(tool.parameters.get("required", ()))
+        if len(required) != 1:
+            return _invalid(f"{tool.name} takes {len(required)} required arguments; only tools with one can be called")
+        try:
+            value = _parse_value(action.context, tool.parameters["properties"][required[0]].get("type", "string"))
+        except ValueError as error:
+            return _invalid(f"{required[0]} of {tool.name}: {error}")
+        return await _validated_call(tool, toolset, {required[0]: value}, seconds, None)
+
+
+@dataclass(frozen=True)
+class LLMExecutor:
+    """A language model that writes the arguments as one JSON object, held to the tool's schema by a grammar."""
+
+    engine: Engine
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
+    grammar: bool = True
+
+    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None) -> Execution:
+        """See `Executor.execute`."""
+        tool = toolset.get(action.tool)
+        if tool is None:
+            return _unknown_tool(action, toolset)
+        schema = json.dumps(tool.parameters, sort_keys=True)
+        sections = template("executor")
+        system = sections["system"].substitute(name=tool.name, description=one_line(tool.description), schema=schema)
+        asked = f"Sub-goal: {one_line(action.sub_goal)}\nContext:\n{fenced(action.context)}\n"
+        messages = (Message("system", (system + "\n",)), Message("user", (asked, sections["tail"].substitute())))
+        grammar = f"start: %json {schema}\n" if self.grammar else None
+        generation = await self.engine.generate(GenerateRequest(messages, replace(self.sampling, seed=seed), grammar))
+        try:
+            arguments = _parse_object(generation)
+        except ValueError as error:
+            return _invalid(f"the arguments of {tool.name} are not one JSON object: {error}", generation)
+        return await _validated_call(tool, toolset, arguments, seconds, generation)
+
+
+async def _validated_call(
+    tool: Tool, toolset: Toolset, arguments: Mapping[str, Any], seconds: float, generation: Generation | None
+) -> Execution:
+    reason = toolset.validate(tool.name, arguments)
+    if reason is not None:
+        return _invalid(f"{tool.name}: {reason}", generation)
+    return Execution(ToolCall(tool.name, arguments), await tool.call(arguments, seconds), generation)
+
+
+def _unknown_tool(action: Action, toolset: Toolset) -> Execution:
+    text = f"there is no tool {cut_middle(action.tool, 60)!r}; valid names: {', '.join(toolset.names)}"
+    return Execution(None, ToolResult(text, ErrorKind.UNKNOWN_TOOL))
+
+
+def _invalid(reason: str, generation: Generation | None = None) -> Execution:
+    return Execution(None, ToolResult(reason, ErrorKind.INVALID_ARGUMENTS), generation)
+
+
+def _parse_value(context: str, kind: str) -> str | int | float:
+    if kind == "string":
+        return context
+    if kind not in ("integer", "number"):
+        raise ValueError(f"a {kind} cannot be written as plain text")
+    try:
+        value = json.loads(context, parse_constant=_no_constant)
+    except ValueError:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int if kind == "integer" else (int, float)):
+        raise ValueError(f"expected one {kind}, got {cut_middle(context, 60)!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"expected a finite {kind}, got {cut_middle(context, 60)!r}")
+    return value
+
+
+def _parse_object(generation: Generation) -> dict[str, Any]:
+    if generation.finish_reason is FinishReason.LENGTH:
+        raise ValueError("the text was cut off by the token limit")
+    value = json.loads(generation.text, parse_constant=_no_constant, object_pairs_hook=_unique)
+    if not isinstance(value, dict):
+        raise ValueError(f"got a {type(value).__name__}")
+    return value
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key appears twice")
+    return result
