@@ -5,13 +5,10 @@ Invariant: whatever goes wrong in a call is a `ToolResult` with an error kind; a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
-
-FINISH = "finish"
-"""Name of the built-in action that ends a trajectory; it takes no arguments."""
+from typing import Any
 
 
 class ErrorKind(StrEnum):
@@ -51,57 +48,3 @@ class ToolResult:
 
     text: str
     error: ErrorKind | None = None
-
-
-@runtime_checkable
-class Tool(Protocol):
-    """Something the executor can call; `parameters` is a JSON schema of type object."""
-
-    name: str
-    description: str
-    parameters: dict[str, Any]
-
-    async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
-        """Run with validated arguments for at most `seconds`; raises InfrastructureError and CancelledError only."""
-        ...
-
-
-class _Finish:
-    name = FINISH
-    description = "Stop; the answer is ready."
-    parameters: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
-
-    async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
-        return ToolResult("")
-
-
-class Toolset:
-    """Tools by name, in order, with `finish` always last."""
-
-    def __init__(self, tools: Iterable[Tool]) -> None:
-        self._tools: dict[str, Tool] = {tool.name: tool for tool in (*tools, _Finish())}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._tools)
-
-    def get(self, name: str) -> Tool | None:
-        return self._tools.get(name)
-
-    def __iter__(self) -> Iterator[Tool]:
-        return iter(self._tools.values())
-
-    def validate(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        """None when `arguments` fit the schema of `name`, else one line that says why not."""
-        schema = self._tools[name].parameters
-        types: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float)}
-        for key in schema.get("required", ()):
-            if key not in arguments:
-                return f"missing argument {key!r}"
-        for key, value in arguments.items():
-            if key not in schema["properties"]:
-                return f"unknown argument {key!r}"
-            kind = schema["properties"][key].get("type", "string")
-            if not isinstance(value, types.get(kind, (object,))):
-                return f"argument {key!r} must be of type {kind}"
-        return None
