@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from midflight.errors import UserError
+
 
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors and nothing changes after validation."""
@@ -168,7 +170,7 @@ class Recipe(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
 
 
-class RecipeError(ValueError):
+class RecipeError(UserError):
     """A recipe or an override is wrong; the message is one line: key, value, what to do."""
 
 
@@ -178,7 +180,9 @@ def load_recipe(path: str, overrides: list[str] | tuple[str, ...] = ()) -> Recip
     Raises:
         RecipeError: unreadable file, unknown key (with the nearest valid one), bad value, or a broken cross-field rule.
     """
-    raise RecipeError(f"not built yet: {path} {overrides!r}")
+    from midflight import recipes  # it needs the models above
+
+    return recipes.load(path, overrides)
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:

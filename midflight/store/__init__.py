@@ -1,0 +1,19 @@
+"""One run, one folder: SQLite for trajectories and turns, JSON lines for metrics."""
+
+from midflight.store.codec import ValueNotStorable
+from midflight.store.database import NewTrajectory, RunRecord, Store, StoreError, TrajectoryRecord
+from midflight.store.folder import RunFolder
+from midflight.store.metrics import MetricsError, MetricsWriter, read_metrics
+
+__all__ = [
+    "MetricsError",
+    "MetricsWriter",
+    "NewTrajectory",
+    "RunFolder",
+    "RunRecord",
+    "Store",
+    "StoreError",
+    "TrajectoryRecord",
+    "ValueNotStorable",
+    "read_metrics",
+]

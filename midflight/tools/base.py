@@ -5,10 +5,16 @@ Invariant: whatever goes wrong in a call is a `ToolResult` with an error kind; a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, best_match
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import EMPTY_REGISTRY
 
 
 class ErrorKind(StrEnum):
@@ -48,3 +54,111 @@ class ToolResult:
 
     text: str
     error: ErrorKind | None = None
+
+
+FINISH = "finish"
+"""Name of the built-in tool that ends a trajectory."""
+
+
+class Tool(Protocol):
+    """Something the planner can choose."""
+
+    @property
+    def name(self) -> str:
+        """What the planner writes to choose it: letters, digits, `_`, `-` or `.`."""
+
+    @property
+    def description(self) -> str:
+        """One short paragraph for the planner."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments; its type is `object`."""
+
+    async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        """Run with validated arguments for at most `seconds` of wall clock.
+
+        Raises:
+            InfrastructureError: a service the tool depends on is down.
+            asyncio.CancelledError: the caller cancelled. Nothing else is ever raised.
+        """
+
+
+class _Finish:
+    """The built-in `finish` tool: choosing it ends the loop, so a call does nothing."""
+
+    name = FINISH
+    description = "stop: the question can be answered from what is known"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+
+    async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        return ToolResult("")
+
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Toolset:
+    """Tools in a fixed order; `finish` always comes last.
+
+    Raises:
+        ValueError: two tools of one name, a bad name, a tool called `finish`, or parameters that are not a JSON schema.
+    """
+
+    def __init__(self, tools: Iterable[Tool]) -> None:
+        self._tools: dict[str, Tool] = {}
+        self._validators: dict[str, Draft202012Validator] = {}
+        for tool in (*tools, _Finish()):
+            if not _NAME.fullmatch(tool.name):
+                raise ValueError(f"bad tool name {tool.name!r}: use 1 to 64 letters, digits, '_', '-' or '.'")
+            if tool.name in self._tools:
+                hint = "it is built in, leave it out" if tool.name == FINISH else "rename one of them"
+                raise ValueError(f"two tools are named {tool.name!r}: {hint}")
+            try:
+                Draft202012Validator.check_schema(tool.parameters)
+            except SchemaError as error:
+                raise ValueError(f"parameters of tool {tool.name!r} are not a JSON schema: {error.message}") from error
+            self._tools[tool.name] = tool
+            # The empty registry keeps a `$ref` in a foreign tool's schema from being fetched over the network.
+            self._validators[tool.name] = Draft202012Validator(tool.parameters, registry=EMPTY_REGISTRY)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In order, `finish` last."""
+        return tuple(self._tools)
+
+    def get(self, name: str) -> Tool | None:
+        """The tool of that exact name, or None."""
+        return self._tools.get(name)
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools
+
+    def validate(self, name: str, arguments: object) -> str | None:
+        """None when `arguments` satisfy the schema of tool `name`; otherwise the reason, on one line."""
+        validator = self._validators.get(name)
+        if validator is None:
+            return f"no tool named {name!r}; valid names: {', '.join(self.names)}"
+        try:
+            error = best_match(validator.iter_errors(arguments))
+        except Unresolvable as unresolvable:
+            return one_line(f"the schema of {name} refers to something outside itself: {unresolvable}")
+        if error is None:
+            return None
+        where = ".".join(str(part) for part in error.absolute_path)
+        return one_line(f"{where}: {error.message}" if where else error.message)
+
+
+def one_line(text: str, limit: int = 240) -> str:
+    """`text` with every run of whitespace as one space, cut to `limit` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -1,0 +1,5 @@
+"""`python -m midflight`."""
+
+from midflight.cli import main
+
+main()

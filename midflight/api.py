@@ -1,0 +1,93 @@
+"""The short way in from Python: your tools, your questions, a few steps of training.
+
+It makes the recipe that `midflight train` would read and calls the same trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from midflight.config import Recipe
+from midflight.errors import UserError
+from midflight.recipe_rules import check
+from midflight.recipes import apply_overrides, validate
+from midflight.tasks.base import Task
+from midflight.tools.base import Tool
+
+if TYPE_CHECKING:
+    from midflight.training.trainer import TrainReport
+
+
+def recipe_for(
+    tools: Sequence[Tool], *, name: str, model: str, steps: int, max_turns: int, overrides: Sequence[str] = ()
+) -> Recipe:
+    """A recipe with a compact planner over `tools` and rules for the other three modules.
+
+    Raises:
+        RecipeError: something in it is wrong; one line.
+    """
+    plain: dict[str, Any] = {
+        "name": name,
+        "model": {"name": model},
+        "agent": {
+            "planner": {"format": "compact"},
+            "executor": {"kind": "direct"},
+            "verifier": {"kind": "rule"},
+            "generator": {"kind": "last_result"},
+            "max_turns": max_turns,
+            "tools": [tool.name for tool in tools],
+        },
+        "training": {"steps": steps, "learning_rate": 2e-4},
+    }
+    recipe = validate(apply_overrides(plain, overrides))
+    check(recipe, own_tools=[tool.name for tool in tools], own_tasks=True)
+    return recipe
+
+
+def train_on(
+    tasks: Sequence[Task],
+    tools: Sequence[Tool],
+    *,
+    run_dir: str | Path,
+    eval_tasks: Sequence[Task] = (),
+    model: str = "smollm2-135m",
+    steps: int = 10,
+    max_turns: int = 3,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+) -> TrainReport:
+    """Train the planner of `model` to answer `tasks` with `tools`.
+
+    Args:
+        tasks: questions to train on.
+        tools: what the planner can call; see `midflight.tools.tool`.
+        run_dir: where the run's files go.
+        eval_tasks: held-out questions, asked before and after; without them nothing is evaluated.
+        model: as `model.name` in a recipe.
+        steps: updates.
+        max_turns: most turns of one trajectory.
+        overrides: changes to the recipe, such as `training.group_size=4`.
+        resume: go on from the last checkpoint in `run_dir`.
+
+    Raises:
+        UserError: something given is wrong; one line.
+    """
+    from midflight.progress import Progress
+    from midflight.training.trainer import train
+
+    if not tasks:
+        raise UserError("tasks is empty; give at least one Task")
+    folder = Path(run_dir)
+    recipe = recipe_for(tools, name=folder.name, model=model, steps=steps, max_turns=max_turns, overrides=overrides)
+    return train(
+        recipe,
+        folder,
+        resume=resume,
+        progress=Progress(),
+        evaluate_ends=bool(eval_tasks),
+        tools=tools,
+        tasks=tasks,
+        eval_tasks=eval_tasks or None,
+    )

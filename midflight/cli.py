@@ -1,0 +1,239 @@
+"""The command line. Each command checks all it was given, then imports what it needs, then works.
+
+Invariant: what the user can put right is one line on stderr and exit code 2; Ctrl-C is one line and exit code 130.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from midflight import __version__, recipes
+from midflight.config import Recipe, load_recipe
+from midflight.engines.base import EngineError, PromptTooLong
+from midflight.errors import UserError
+from midflight.tools.base import InfrastructureError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="A tool-using agent of four modules, and Flow-GRPO, which trains its planner while it plans.",
+)
+
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A YAML file, a run folder, or a shipped recipe such as quickstart.")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as training.steps=10.")]
+ClickException: type[BaseException] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+"""Base of what typer raises for a wrong command line; newer versions carry their own click."""
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code."""
+    try:
+        code = app(list(arguments), prog_name="midflight", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except UserError as error:
+        return _fail(str(error), 2)
+    except (EngineError, InfrastructureError, PromptTooLong) as error:
+        return _fail(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except ClickException as error:
+        message = str(getattr(error, "format_message", error.__str__)())
+        return _fail(f"{message} See midflight --help." if message else "see midflight --help.", 2)
+
+
+def _fail(message: str, code: int) -> int:
+    print("midflight: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"midflight {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before any command."""
+
+
+@app.command()
+def solve(
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    overrides: Overrides = None,
+    model: Annotated[str | None, typer.Option(help="A run folder, smollm2-135m, a Hub name or a model folder.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Default: the run's own, else quickstart.")] = None,
+) -> None:
+    """Answer one question, showing each turn as it happens."""
+    if not question.strip():
+        raise UserError("QUESTION is empty; write what to ask, in quotes")
+    _check_model(model)
+    run_recipe = model if model is not None and (Path(model) / "recipe.yaml").is_file() else "quickstart"
+    settings = recipes.load(recipe or run_recipe, overrides or (), tasks=False)
+
+    from midflight.agent.types import Query, Turn
+    from midflight.building import build_agent
+    from midflight.rendering import render_turn
+
+    def show(turn: Turn) -> None:
+        print(render_turn(turn), flush=True)
+
+    built = build_agent(settings, model)
+    try:
+        trajectory = asyncio.run(built.flow.run(Query(question, seed=settings.seed), on_turn=show))
+    finally:
+        built.close()
+    if trajectory.answer is None:
+        raise EngineError(
+            f"no answer: {trajectory.stop_reason}: {trajectory.error or 'the run ended before one was made'}"
+        )
+    print(f"\n{trajectory.answer.text}")
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Default: runs/NAME-seedSEED.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+) -> None:
+    """Train the planner; evaluates before and after, and prints the report."""
+    settings = load_recipe(recipe, overrides or ())
+    if dry_run:
+        from midflight.dry_run import describe
+
+        print(describe(settings), end="")
+        return
+    folder = run_dir or _default_run_dir(recipe, settings)
+    _check_run_dir(folder, resume)
+
+    from midflight.progress import Progress
+    from midflight.training.trainer import train as train_planner
+
+    try:
+        train_planner(settings, folder, resume=resume, progress=Progress())
+    except KeyboardInterrupt:
+        raise typer.Exit(_fail(_interrupted(recipe, overrides or [], folder), 130)) from None
+    print_report(folder)
+
+
+def _default_run_dir(recipe: str, settings: Recipe) -> Path:
+    given = Path(recipe)
+    return given if (given / "recipe.yaml").is_file() else Path("runs") / f"{settings.name}-seed{settings.seed}"
+
+
+def _check_run_dir(folder: Path, resume: bool) -> None:
+    if resume and not folder.is_dir():
+        runs = sorted(str(file.parent) for file in Path("runs").glob("*/recipe.yaml"))
+        raise UserError(
+            f"--resume: {folder} does not exist; leave out --resume to start it, or name a run with --run-dir "
+            f"(runs here: {', '.join(runs) or 'none'})"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--run-dir {folder}: is a file; name a folder")
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        raise UserError(
+            f"--run-dir {folder}: exists and is not empty; add --resume to go on, or name another --run-dir"
+        )
+
+
+def _interrupted(recipe: str, overrides: Sequence[str], folder: Path) -> str:
+    if not (folder / "recipe.yaml").is_file():
+        return f"interrupted before anything was saved in {folder}; start again"
+    words = ["midflight", "train", recipe, *overrides, "--run-dir", str(folder), "--resume"]
+    return f"interrupted; the last checkpoint is kept, go on with: {shlex.join(words)}"
+
+
+@app.command(name="eval")
+def evaluate(
+    recipe: RecipeArgument,
+    model: Annotated[str, typer.Option(help="A run folder, smollm2-135m, a Hub name or a model folder.")],
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure a model on the recipe's held-out questions."""
+    _check_model(model)
+    settings = load_recipe(recipe, overrides or ())
+
+    from midflight.evaluating import evaluate_model
+    from midflight.progress import Progress
+
+    text, data = evaluate_model(settings, model, Progress())
+    print(json.dumps(data) if as_json else text)
+
+
+def _check_model(model: str | None) -> None:
+    if model is not None:
+        from midflight.recipe_rules import check_model_name
+
+        check_model_name(model, f"--model {model}")
+
+
+@app.command()
+def tools() -> None:
+    """List the tools that a recipe can name."""
+    from midflight.tools import tool_info
+
+    for info in tool_info():
+        print(f"{info.name}({', '.join(info.parameters.get('properties', {}))})")
+        print(f"    {info.missing or info.description}")
+
+
+@app.command()
+def doctor() -> None:
+    """Check that this machine has what training needs."""
+    from midflight.doctor import diagnose, healthy
+
+    checks = diagnose()
+    for check in checks:
+        print(check.line())
+    if not healthy(checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Print the report of a finished run."""
+    print_report(run)
+
+
+def print_report(folder: Path) -> None:
+    """Print a run's report.txt.
+
+    Raises:
+        UserError: no such run, or it has not finished.
+    """
+    file = folder / "report.txt"
+    if not folder.is_dir():
+        raise UserError(f"run {folder}: no such folder; runs are made by midflight train")
+    if not file.is_file():
+        raise UserError(f"run {folder}: no report yet; finish it with: midflight train {folder} --resume")
+    print(file.read_text(encoding="utf-8"), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""What a recipe will do, before it does it: its resolved keys, the batch arithmetic and the memory it takes.
+
+Invariant: nothing is loaded and nothing is written; torch is not imported.
+Counts are exact upper bounds, bytes are estimates.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from midflight.config import Recipe, resolved
+from midflight.recipe_rules import EMBEDDED_MODEL
+
+BYTES = {"float32": 4, "bfloat16": 2}
+CACHE = "key-value cache, at most"
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a Llama-like decoder that memory depends on."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+    tied: bool
+
+    @property
+    def linear(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of the linear maps of one layer."""
+        query, key_value = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = ((self.hidden, query), (self.hidden, key_value), (self.hidden, key_value), (query, self.hidden))
+        into, out = (self.hidden, self.feed_forward), (self.feed_forward, self.hidden)
+        return (*attention, into, into, out)
+
+    @property
+    def parameters(self) -> int:
+        """All weights, without biases."""
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        layer = sum(into * out for into, out in self.linear) + 2 * self.hidden
+        return embeddings + self.layers * layer + self.hidden
+
+    def lora_parameters(self, rank: int) -> int:
+        """Weights of an adapter of `rank` on every linear map."""
+        return self.layers * sum(rank * (into + out) for into, out in self.linear)
+
+
+EMBEDDED_SHAPE = ModelShape(
+    layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64, feed_forward=1536, vocabulary=49152, tied=True
+)
+
+
+def shape_of(name: str) -> ModelShape | None:
+    """The shape of a model from its config.json on this machine; None when there is none to read."""
+    if name == EMBEDDED_MODEL:
+        return EMBEDDED_SHAPE
+    folder = Path(name).expanduser()
+    if (folder / "recipe.yaml").is_file():
+        recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+        base = str(recipe.get("model", {}).get("name", EMBEDDED_MODEL))
+        return shape_of(base) if base != name else None
+    places = [folder / "config.json"]
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    places += sorted((home / "hub" / f"models--{name.replace('/', '--')}" / "snapshots").glob("*/config.json"))
+    for place in places:
+        if place.is_file():
+            return _read_shape(json.loads(place.read_text(encoding="utf-8")))
+    return None
+
+
+def _read_shape(config: Mapping[str, Any]) -> ModelShape | None:
+    try:
+        heads = int(config["num_attention_heads"])
+        hidden = int(config["hidden_size"])
+        return ModelShape(
+            layers=int(config["num_hidden_layers"]),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or hidden // heads),
+            feed_forward=int(config["intermediate_size"]),
+            vocabulary=int(config["vocab_size"]),
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+    except (KeyError, TypeError):
+        return None
+
+
+def batch_arithmetic(recipe: Recipe) -> list[tuple[str, int, str]]:
+    """Name, number and formula of what one step and the whole run do at most."""
+    training, agent = recipe.training, recipe.agent
+    queries, group = training.queries_per_step, training.group_size
+    most_queries = max(queries, math.floor(queries * training.refill_factor))
+    rollouts, turns = queries * group, queries * group * agent.max_turns
+    tokens = turns * agent.planner.max_tokens
+    llm = ["planner"]
+    llm += ["executor"] if agent.executor.kind == "llm" else []
+    llm += ["verifier"] if agent.verifier.kind == "llm" else []
+    calls = len(llm) * turns
+    calls_text = f"{' + '.join(llm)}, each turn"
+    if agent.generator.kind == "llm":
+        calls, calls_text = calls + rollouts, calls_text + "; + generator, each trajectory"
+    if agent.query_analysis:
+        calls, calls_text = calls + rollouts, calls_text + "; + query analysis, each trajectory"
+    lines = [
+        ("rollouts a step", rollouts, f"{queries} queries x {group} trajectories"),
+        ("turns a step, at most", turns, f"{rollouts} rollouts x {agent.max_turns} turns"),
+        ("rows a step, at most", turns, "one a planner turn"),
+        ("trained tokens a step, at most", tokens, f"{turns} rows x {agent.planner.max_tokens} tokens"),
+        ("model calls a step, at most", calls, calls_text),
+        (
+            "forwards of an update, at most",
+            math.ceil(tokens / training.pack_tokens),
+            f"{training.pack_tokens} new tokens each",
+        ),
+        ("updates", training.steps * training.epochs, f"{training.steps} steps x {training.epochs} epochs"),
+        ("rollouts of the run", rollouts * training.steps, f"{rollouts} x {training.steps} steps"),
+    ]
+    if most_queries > queries:
+        formula = f"{most_queries} queries x {group}, while groups lack signal"
+        lines.insert(1, ("rollouts a step with refills, at most", most_queries * group, formula))
+    if recipe.eval_tasks.count is not None:
+        count, trials = recipe.eval_tasks.count, recipe.evaluation.trials
+        lines.append(
+            ("evaluation trajectories", 2 * count * trials, f"{count} questions x {trials} trials, before and after")
+        )
+    return lines
+
+
+def memory(recipe: Recipe, shape: ModelShape) -> list[tuple[str, int, str]]:
+    """Name, bytes and formula of what training holds."""
+    size, lora = BYTES[recipe.model.dtype], recipe.model.lora
+    trained = shape.lora_parameters(lora.rank) if lora is not None else shape.parameters
+    what = f"LoRA of rank {lora.rank} on every linear map" if lora is not None else "all weights"
+    cached = 2 * shape.layers * shape.kv_heads * shape.head_dim * size
+    own = min(recipe.agent.memory_tokens + recipe.agent.planner.max_tokens, recipe.model.context_length)
+    shared = recipe.model.context_length - own
+    held = recipe.model.max_batch * own + shared
+    pack = recipe.training.pack_tokens
+    per_token = shape.layers * (10 * shape.hidden + 4 * shape.feed_forward) * size
+    lines = [("weights", shape.parameters * size, f"{shape.parameters / 1e6:.1f}M parameters, {recipe.model.dtype}")]
+    if lora is not None:
+        lines.append(("adapter", trained * 4, f"{trained / 1e6:.2f}M parameters, float32"))
+    elif recipe.training.kl_beta > 0:
+        lines.append(("reference", shape.parameters * size, "a frozen copy, for the KL"))
+    return [
+        *lines,
+        ("sampler", shape.parameters * size, "its own copy of the weights, the adapter merged in"),
+        ("gradients", trained * 4, what),
+        ("optimizer", trained * 8, "two moments, float32"),
+        (CACHE, held * cached, f"{recipe.model.max_batch} x {own} tokens + {shared} shared"),
+        ("update, activations", pack * per_token, f"{pack} tokens, roughly"),
+        ("update, logits", 3 * pack * shape.vocabulary * 4, f"{pack} tokens x {shape.vocabulary} x 3 copies, roughly"),
+    ]
+
+
+def peak(rows: list[tuple[str, int, str]]) -> int:
+    """Bytes held at once: the cache is free again when the update runs."""
+    sampling = sum(size for name, size, _ in rows if name == CACHE)
+    update = sum(size for name, size, _ in rows if name.startswith("update,"))
+    return sum(size for _, size, _ in rows) - min(sampling, update)
+
+
+def describe(recipe: Recipe) -> str:
+    """The whole text of `--dry-run`."""
+    parts = [yaml.safe_dump(resolved(recipe), sort_keys=False, allow_unicode=True).rstrip(), "", "Batch"]
+    parts += _table([(name, f"{number:,}", formula) for name, number, formula in batch_arithmetic(recipe)])
+    shape = shape_of(recipe.model.name)
+    parts += ["", "Memory"]
+    if shape is None:
+        parts.append(f"  not known: {recipe.model.name} has no config.json on this machine yet")
+    else:
+        rows = memory(recipe, shape)
+        rows.append(("at the peak", peak(rows), "sampling and update take turns; Python itself adds about 0.5 GB"))
+        parts += _table([(name, _size(number), formula) for name, number, formula in rows])
+    return "\n".join(parts) + "\n"
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+def _table(rows: list[tuple[str, str, str]]) -> list[str]:
+    left, middle = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"  {name:<{left}}  {number:>{middle}}  {formula}" for name, number, formula in rows]

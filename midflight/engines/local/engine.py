@@ -1,0 +1,171 @@
+"""The local engine: a transformers model that many trajectories share.
+
+Requests that arrive together are decoded together. One worker thread runs the model, so the event loop stays free;
+batches are formed in order of arrival, so a run with the same seeds forms the same batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from midflight.engines.base import (
+    EngineError,
+    FinishReason,
+    Generation,
+    GenerateRequest,
+    Message,
+    PromptTooLong,
+)
+from midflight.engines.local.decoding import Row, TrunkCache, generate
+from midflight.engines.local.grammar import GrammarError, Masks
+from midflight.engines.local.models import LoadedModel
+from midflight.engines.local.prompts import PromptEncoder
+
+_QUIET_TICKS = 8
+"""Turns of the event loop without a new request before a batch starts."""
+
+
+class LocalEngine:
+    """An `Engine` on a model in this process.
+
+    `around` is entered for each batch (the frozen modules use it to switch an adapter off).
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        chat_template: bool = True,
+        context_length: int = 2048,
+        max_batch: int = 64,
+        around: Callable[[], Any] | None = None,
+    ) -> None:
+        self.model = loaded.model
+        self.tokenizer = loaded.tokenizer
+        self.masks = Masks(loaded.tokenizer, int(loaded.model.config.vocab_size))
+        self.weights_version = 0
+        self.generated_tokens = 0
+        self._name = loaded.name
+        self._encoder = PromptEncoder(loaded.tokenizer, chat_template=chat_template)
+        self._context = min(context_length, int(getattr(loaded.model.config, "max_position_embeddings", context_length)))
+        self._max_batch = max_batch
+        self._around = around or _nothing
+        self._trunks = TrunkCache(loaded.model)
+        self._queue: list[tuple[Row, GenerateRequest, asyncio.Future[Generation]]] = []
+        self._pump: asyncio.Task[None] | None = None
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midflight-engine")
+        ends = loaded.model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        self._stop_ids = frozenset(int(token) for token in [*ends, loaded.tokenizer.eos_token_id] if token is not None)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def context_length(self) -> int:
+        return self._context
+
+    def count_tokens(self, text: str) -> int:
+        return len(self._encoder.encode_text(text))
+
+    def encode(self, messages: tuple[Message, ...]) -> list[list[int]]:
+        """The prompt's segments of ids, as `generate` would build them."""
+        return self._encoder.encode(messages)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        if request.sampling.stop:
+            raise EngineError("the local engine ends at a grammar's end or an end token; stop strings are not supported")
+        segments = self._encoder.encode(request.messages)
+        length = sum(map(len, segments))
+        if length + request.sampling.max_tokens > self._context:
+            raise PromptTooLong(
+                f"prompt of {length} tokens + max_tokens {request.sampling.max_tokens} exceed "
+                f"context_length {self._context}"
+            )
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        try:
+            if request.grammar:
+                self.masks.start(request.grammar)
+        except GrammarError as error:
+            raise EngineError(str(error)) from error
+        row = Row(segments, dataclasses.replace(request.sampling, seed=seed), request.grammar, self._stop_ids)
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._queue.append((row, request, future))
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.get_running_loop().create_task(self._run_batches())
+        return await future
+
+    async def _run_batches(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._queue:
+            waiting = -1
+            while waiting != len(self._queue) and len(self._queue) < self._max_batch:
+                waiting = len(self._queue)
+                for _ in range(_QUIET_TICKS):
+                    await asyncio.sleep(0)
+            batch, self._queue = self._queue[: self._max_batch], self._queue[self._max_batch :]
+            batch = [entry for entry in batch if not entry[2].done()]  # cancelled while waiting
+            if not batch:
+                continue
+            rows = [entry[0] for entry in batch]
+            try:
+                await loop.run_in_executor(self._worker, self._decode, rows)
+            except Exception as error:  # the boundary: a failed forward is an infrastructure failure of each request
+                for _, _, future in batch:
+                    if not future.done():
+                        future.set_exception(EngineError(f"local engine: {type(error).__name__}: {error}"))
+                continue
+            for row, request, future in batch:
+                if not future.done():
+                    future.set_result(self._generation(row, request))
+
+    def _decode(self, rows: list[Row]) -> None:
+        with self._around():
+            generate(self.model, self._trunks, self.masks, rows)
+        self.generated_tokens += sum(len(row.ids) for row in rows)
+
+    def _generation(self, row: Row, request: GenerateRequest) -> Generation:
+        ended = row.finish is FinishReason.STOP and row.ids[-1] in self._stop_ids
+        text = self.tokenizer.decode(row.ids[:-1] if ended else row.ids, skip_special_tokens=False)
+        return Generation(
+            text=text,
+            finish_reason=row.finish or FinishReason.LENGTH,
+            prompt_ids=row.prompt,
+            ids=tuple(row.ids),
+            logprobs=tuple(row.logprobs),
+            forced=tuple(row.forced),
+            weights_version=self.weights_version,
+            sampling=row.sampling,
+            grammar=request.grammar,
+        )
+
+    def set_version(self, version: int) -> None:
+        """Say that the model's weights changed: the version rises and the prefix cache is emptied."""
+        self.weights_version = version
+        self._trunks.clear()
+
+    @torch.inference_mode()
+    def probe(self, ids: list[int]) -> torch.Tensor:
+        """Log-probs [len(ids) - 1] of fixed ids under the engine's weights, to compare with the trainer's."""
+        tokens = torch.tensor([ids], device=self.model.device)
+        with self._around():
+            logits = self.model(input_ids=tokens).logits[0, :-1].float()
+        return logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].cpu()
+
+    def close(self) -> None:
+        """Stop the worker thread."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

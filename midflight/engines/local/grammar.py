@@ -1,0 +1,75 @@
+"""Grammar masks over the vocabulary, the same for sampler and trainer (llguidance).
+
+Invariant: `Masks.replay(grammar, ids)` gives, position by position, the mask the sampler drew `ids` under.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import llguidance
+import llguidance.hf
+import numpy as np
+import torch
+from llguidance import LLMatcher
+
+
+class GrammarError(ValueError):
+    """The grammar does not compile, or the ids do not obey it."""
+
+
+class Masks:
+    """Compiles grammars for one tokenizer and walks them. `vocabulary` is the width of the model's logits."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int) -> None:
+        self._tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocabulary)
+        self.vocabulary = vocabulary
+        self._compiled: dict[str, LLMatcher] = {}
+
+    def start(self, grammar: str) -> LLMatcher:
+        """A fresh walk of `grammar`.
+
+        Raises:
+            GrammarError: the grammar does not compile.
+        """
+        if grammar not in self._compiled:
+            matcher = LLMatcher(self._tokenizer, grammar)
+            if matcher.is_error():
+                raise GrammarError(f"grammar does not compile: {matcher.get_error()}")
+            self._compiled[grammar] = matcher
+        return self._compiled[grammar].deep_copy()
+
+    def allowed(self, matcher: LLMatcher) -> np.ndarray:
+        """Boolean [vocabulary]: the tokens that may come next."""
+        raw = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        return np.unpackbits(raw, bitorder="little", count=self.vocabulary).view(bool)
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - one Masks lives as long as its model
+    def _replayed(self, grammar: str, ids: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+        matcher = self.start(grammar)
+        masks = []
+        for position, token in enumerate(ids):
+            mask = self.allowed(matcher)
+            if not mask[token]:
+                raise GrammarError(f"token {token} at position {position} breaks the grammar it was drawn under")
+            masks.append(np.packbits(mask, bitorder="little"))
+            matcher.consume_token(token)
+        return tuple(masks)
+
+    def replay(self, grammar: str, ids: tuple[int, ...]) -> torch.Tensor:
+        """Boolean [len(ids), vocabulary]: the masks `ids` were drawn under.
+
+        Raises:
+            GrammarError: an id breaks the grammar.
+        """
+        return torch.from_numpy(np.stack([self.at(grammar, ids, position) for position in range(len(ids))]))
+
+    def at(self, grammar: str, ids: tuple[int, ...], position: int) -> np.ndarray:
+        """Boolean [vocabulary]: the mask `ids[position]` was drawn under.
+
+        Raises:
+            GrammarError: an id breaks the grammar.
+        """
+        packed = self._replayed(grammar, ids)[position]
+        return np.unpackbits(packed, bitorder="little", count=self.vocabulary).view(bool)

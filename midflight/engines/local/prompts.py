@@ -1,0 +1,65 @@
+"""Messages to token ids, segment by segment.
+
+Invariant: each part of a message is tokenised by itself and as plain text, so a control token spelt in a tool's
+result is never a control token, and a prompt that repeats another's parts repeats its ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from midflight.engines.base import Message
+
+_SENTINEL = "\ue000{}\ue001"
+
+
+class PromptEncoder:
+    """Encodes messages with the model's chat template, or as plain text joined by blank lines."""
+
+    def __init__(self, tokenizer: Any, *, chat_template: bool) -> None:
+        if chat_template and not tokenizer.chat_template:
+            raise ValueError("model.chat_template=true, but this model's tokenizer has none: set it to false")
+        self._tokenizer = tokenizer
+        self._chat = chat_template
+        self._frames: dict[tuple[str, ...], list[list[int]]] = {}
+        self._parts: dict[str, list[int]] = {}
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of `text` as plain text: no control tokens are recognised or added."""
+        ids = self._parts.get(text)
+        if ids is None:
+            ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            if len(self._parts) > 20_000:
+                self._parts.clear()
+            self._parts[text] = ids
+        return ids
+
+    def encode(self, messages: tuple[Message, ...]) -> list[list[int]]:
+        """Segments of ids in order: the template's own text, and each part; empty segments are left out."""
+        frames = self._frame(tuple(message.role for message in messages))
+        segments: list[list[int]] = []
+        for frame, message in zip(frames, messages, strict=False):
+            segments.append(frame)
+            segments.extend(self.encode_text(part) for part in message.parts)
+        segments.append(frames[-1])
+        return [segment for segment in segments if segment]
+
+    def _frame(self, roles: tuple[str, ...]) -> list[list[int]]:
+        """What the template puts before, between and after the messages' contents, as ids with control tokens."""
+        if roles not in self._frames:
+            if self._chat:
+                chat = [{"role": role, "content": _SENTINEL.format(i)} for i, role in enumerate(roles)]
+                text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            else:
+                text = "\n".join(_SENTINEL.format(i) for i in range(len(roles)))
+            pieces = []
+            for i in range(len(roles)):
+                before, separator, text = text.partition(_SENTINEL.format(i))
+                if not separator:
+                    raise ValueError(f"the model's chat template drops the message with role {roles[i]!r}")
+                pieces.append(before)
+            pieces.append(text)
+            self._frames[roles] = [
+                self._tokenizer(piece, add_special_tokens=False)["input_ids"] if piece else [] for piece in pieces
+            ]
+        return self._frames[roles]

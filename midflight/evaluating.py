@@ -1,0 +1,48 @@
+"""`midflight eval`: a recipe's held-out questions, asked of one model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from midflight.building import build_agent
+from midflight.config import Recipe, TaskSource
+from midflight.evaluation.report import comparison_table
+from midflight.evaluation.runner import evaluate
+from midflight.evaluation.statistics import summarise
+from midflight.progress import Progress
+from midflight.recipe_rules import is_task_file
+from midflight.rewards import score
+from midflight.tasks import Task, atlas_tasks, load_tasks
+
+
+def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str, dict[str, Any]]:
+    """Ask every question; returns the table as text and all figures as plain data."""
+    tasks = held_out(recipe.eval_tasks)
+    built = build_agent(recipe, model)
+    try:
+        with progress.bar("evaluating", total=len(tasks) * recipe.evaluation.trials) as bar:
+            scored = asyncio.run(
+                evaluate(
+                    built.flow,
+                    tasks,
+                    trials=recipe.evaluation.trials,
+                    concurrency=recipe.evaluation.concurrency,
+                    seed=recipe.seed,
+                    score=score,
+                    on_done=lambda _: bar.advance(),
+                )
+            )
+    finally:
+        built.close()
+    result = summarise(scored, resamples=recipe.evaluation.bootstrap, seed=recipe.seed)
+    return comparison_table({model: result}), result.to_json()
+
+
+def held_out(source: TaskSource) -> list[Task]:
+    """The questions of a finite source, in order."""
+    if not is_task_file(source.family):
+        assert source.count is not None, "recipe_rules.check lets no endless source through"
+        return atlas_tasks(source.split, source.count, source.seed, source.kinds)
+    tasks = [task for task in load_tasks(source.family) if source.kinds is None or task.kind in source.kinds]
+    return tasks[: source.count]

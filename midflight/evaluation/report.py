@@ -1,0 +1,210 @@
+"""The report a run ends with: before against after, as plain text and as JSON.
+
+Invariant: it reads the same in any terminal or file, and every accuracy stands beside its n and interval.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from midflight.agent.types import StopReason, Trajectory, Turn
+from midflight.evaluation.statistics import Estimate, EvaluationResult, Scored, counted_reward
+from midflight.evaluation.text import interval, one_line, percent, points, table
+from midflight.store.folder import RunFolder
+from midflight.tasks.base import Task
+
+RIGHT = 1.0
+"""A reward of at least this is a right answer."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question before and after training, and why it is the one shown (`before` and `after` None: none was)."""
+
+    note: str
+    before: Scored | None = None
+    after: Scored | None = None
+
+
+def pick_example(before: Sequence[Scored], after: Sequence[Scored]) -> Example:
+    """The first question that was wrong before and is right after, of level 3 where there is one, else the hardest.
+
+    With several trials a question is taken by its first in each list.
+    """
+    before_by_id: dict[str, Scored] = {}
+    for item in before:
+        before_by_id.setdefault(item.task.id, item)
+    gained: dict[str, tuple[Scored, Scored]] = {}
+    for item in after:
+        earlier = before_by_id.pop(item.task.id, None)
+        if earlier is not None and counted_reward(earlier) < RIGHT <= counted_reward(item):
+            gained[item.task.id] = (earlier, item)
+    if not gained:
+        return Example("No question was wrong before training and right after it, so none is shown.")
+    pairs = list(gained.values())
+    chosen = next((pair for pair in pairs if pair[1].task.level == 3), None)
+    if chosen is None:
+        chosen = max(pairs, key=lambda pair: pair[1].task.level)
+        preference = f"none of them is of level 3; this one is of the highest level, {chosen[1].task.level}"
+    else:
+        preference = "the first of level 3"
+    note = f"Picked because it was wrong before and right after ({len(pairs)} such questions; {preference})."
+    return Example(note, *chosen)
+
+
+def render_example(example: Example) -> str:
+    """The note, then both trajectories."""
+    if example.before is None or example.after is None:
+        return example.note
+    parts = [example.note]
+    for name, item in (("Before training", example.before), ("After training", example.after)):
+        parts += ["", name, render_trajectory(item.trajectory, item.task, counted_reward(item))]
+    return "\n".join(parts)
+
+
+def render_trajectory(trajectory: Trajectory, task: Task | None = None, reward: float | None = None) -> str:
+    """One trajectory, a few lines a turn. Without `task` (a free question) nothing is expected and nothing judged."""
+    kind = "" if task is None else f"  ({task.kind}, level {task.level})"
+    lines = [f"  Question  {one_line(trajectory.query.text)}{kind}"]
+    if trajectory.analysis:
+        lines.append(f"  Analysis  {one_line(trajectory.analysis)}")
+    for turn in trajectory.turns:
+        lines += _turn_lines(turn)
+    answer = "(none)" if trajectory.answer is None else one_line(trajectory.answer.text)
+    lines.append(f"  Answer    {answer}   [stopped: {trajectory.stop_reason.value}]")
+    if trajectory.answer is not None:
+        for claim in trajectory.answer.claims:
+            support = ", ".join(f"turn {number}" for number in claim.turns) or "no turn"
+            lines.append(f"    claim   {one_line(claim.text)}  (supported by {support})")
+    if trajectory.error:
+        lines.append(f"  Error     {one_line(trajectory.error)}")
+    if task is not None:
+        lines.append(f"  Expected  {one_line(task.answer)}")
+    if reward is not None:
+        lines.append(f"  Verdict   {_judged(trajectory, reward)}")
+    return "\n".join(lines)
+
+
+def _turn_lines(turn: Turn) -> list[str]:
+    if turn.action is None:
+        chosen = f"no action in: {one_line(turn.generation.text)}"
+    else:
+        context = f": {one_line(turn.action.context)}" if turn.action.context.strip() else ""
+        goal = f"  (to {one_line(turn.action.sub_goal, 120)})" if turn.action.sub_goal else ""
+        chosen = f"{one_line(turn.action.tool, 60)}{context}{goal}"
+    lines = [f"  Turn {turn.index:<4} {chosen}"]
+    if turn.call is not None:
+        arguments = json.dumps(dict(turn.call.arguments), ensure_ascii=False, default=str)
+        lines.append(f"    call    {one_line(turn.call.tool, 60)} {one_line(arguments)}")
+    name = "result" if turn.result.error is None else "error "
+    kind = "" if turn.result.error is None else f"{turn.result.error.value}: "
+    if turn.result.text or kind:
+        lines.append(f"    {name}  {kind}{one_line(turn.result.text)}".rstrip())
+    reason = f": {one_line(turn.verdict.reason)}" if turn.verdict.reason else ""
+    lines.append(f"    verdict {'stop' if turn.verdict.stop else 'continue'}{reason}")
+    return lines
+
+
+def _judged(trajectory: Trajectory, reward: float) -> str:
+    if trajectory.stop_reason is StopReason.INFRASTRUCTURE:
+        return "not answered: infrastructure failure, counted wrong"
+    word = "right" if reward >= RIGHT else "wrong" if reward <= 0.0 else "partly right"
+    return f"{word} (reward {reward:g})"
+
+
+def comparison_table(results: Mapping[str, EvaluationResult]) -> str:
+    """One row a result: accuracy and level 3 or more with intervals, turns, errors, infrastructure failures."""
+    headers = ["", "n", "accuracy %", "level 3+ %", "turns", "tool errors %", "infrastructure"]
+    rows = [
+        [
+            name,
+            str(result.n),
+            interval(result.accuracy),
+            interval(result.three_or_more),
+            f"{result.mean_turns:.2f}",
+            percent(result.tool_error_rate),
+            str(result.infrastructure),
+        ]
+        for name, result in results.items()
+    ]
+    return table(headers, rows)
+
+
+def render_report(
+    before: EvaluationResult,
+    after: EvaluationResult,
+    *,
+    title: str = "Before and after training",
+    example: Example | None = None,
+    closing: Sequence[str] = (),
+) -> str:
+    """The whole report; `closing` are its last lines (run folder, plots, the next command), printed as given."""
+    sections = [
+        f"{title}\n{'=' * len(title)}",
+        "Accuracy in per cent with 95 % bootstrap intervals over questions; every question counts.\n\n"
+        + comparison_table({"before": before, "after": after}),
+        "By kind of question\n\n" + _kinds(before, after),
+        "Tools chosen, share of all actions in per cent\n\n" + _shares(before.tool_shares, after.tool_shares),
+        "Turns that ended in an error, per cent of all turns\n\n" + _errors(before, after),
+        "Why trajectories stopped, number of trajectories\n\n" + _stops(before, after),
+    ]
+    lost = {"before": before.infrastructure, "after": after.infrastructure}
+    for name, count in lost.items():
+        if count:
+            sections.append(
+                f"Note: {count} trajectories {name} training were lost to infrastructure failures; counted wrong above."
+            )
+    if example is not None:
+        sections.append("One question, before and after\n\n" + render_example(example))
+    if closing:
+        sections.append("\n".join(closing))
+    return "\n\n".join(sections) + "\n"
+
+
+def write_report(folder: RunFolder, before: EvaluationResult, after: EvaluationResult, text: str) -> None:
+    """Write `report.txt` (the rendered text) and `report.json` (both results) into the run folder."""
+    folder.report_text.write_text(text, encoding="utf-8", errors="backslashreplace")
+    record = {"before": before.to_json(), "after": after.to_json()}
+    folder.report_json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _kinds(before: EvaluationResult, after: EvaluationResult) -> str:
+    levels = {**after.level_of_kind, **before.level_of_kind}
+    rows = []
+    for kind, level in sorted(levels.items(), key=lambda pair: (pair[1], pair[0])):
+        earlier, later = before.by_kind.get(kind), after.by_kind.get(kind)
+        rows.append([kind, str(level), _counts(earlier, later), interval(earlier), interval(later)])
+    everything = ["all", "", _counts(before.accuracy, after.accuracy), interval(before.accuracy)]
+    rows.append([*everything, interval(after.accuracy)])
+    return table(["kind", "level", "n", "before %", "after %"], rows)
+
+
+def _counts(before: Estimate | None, after: Estimate | None) -> str:
+    counts = [str(estimate.n) if estimate else "0" for estimate in (before, after)]
+    return counts[0] if counts[0] == counts[1] else "/".join(counts)
+
+
+def _shares(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    tools = sorted({*before, *after}, key=lambda tool: (-after.get(tool, 0.0), tool))
+    rows = [_shift(one_line(tool, 40), before.get(tool, 0.0), after.get(tool, 0.0)) for tool in tools]
+    return table(["tool", "before", "after", "points"], rows)
+
+
+def _errors(before: EvaluationResult, after: EvaluationResult) -> str:
+    kinds = [kind for kind in before.errors if before.errors[kind] or after.errors.get(kind)]
+    kinds += [kind for kind in after.errors if kind not in before.errors]
+    rows = [_shift(kind, before.errors.get(kind, 0.0), after.errors.get(kind, 0.0)) for kind in kinds]
+    rows.append(_shift("any error", before.tool_error_rate, after.tool_error_rate))
+    return table(["error", "before", "after", "points"], rows)
+
+
+def _shift(name: str, before: float, after: float) -> list[str]:
+    return [name, percent(before), percent(after), points(before, after)]
+
+
+def _stops(before: EvaluationResult, after: EvaluationResult) -> str:
+    reasons = [r.value for r in StopReason if r.value in before.stop_reasons or r.value in after.stop_reasons]
+    rows = [[r, str(before.stop_reasons.get(r, 0)), str(after.stop_reasons.get(r, 0))] for r in reasons]
+    return table(["reason", "before", "after"], rows)

@@ -1,0 +1,229 @@
+"""Rules between the keys of a recipe: each says which key to set instead.
+
+Invariant: a setting that the run would not use is an error here, never a silence later.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from midflight.config import ModuleConfig, Recipe, RecipeError, TaskSource
+from midflight.tasks import load_tasks
+from midflight.tasks.atlas import KINDS
+from midflight.tools import BUILTIN
+
+EMBEDDED_MODEL = "smollm2-135m"
+"""The name of the model that comes as a package."""
+
+MODEL_FILES = ("config.json", "adapter_config.json", "recipe.yaml")
+"""One of these makes a folder a model, an adapter or a run."""
+
+FAMILIES = {"atlas": tuple(KINDS)}
+"""Kinds of each built-in task family."""
+
+
+def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = False) -> None:
+    """Refuse a recipe whose keys do not go together.
+
+    Args:
+        recipe: a recipe whose single values are valid.
+        own_tools: names of tools that the caller passes as objects.
+        own_tasks: the caller passes its tasks as objects, or draws none: the task sections are not looked at.
+
+    Raises:
+        RecipeError: the first broken rule.
+    """
+    _check_model(recipe)
+    _check_tools(recipe, own_tools)
+    _check_modules(recipe)
+    _check_budget(recipe)
+    _check_training(recipe)
+    if not own_tasks:
+        _check_tasks(recipe)
+    _check_evaluation(recipe)
+
+
+def is_task_file(family: str) -> bool:
+    """Whether `family` is a path to a JSONL file, not the name of a built-in family."""
+    return family.endswith((".jsonl", ".json")) or "/" in family
+
+
+def _check_model(recipe: Recipe) -> None:
+    name = recipe.model.name
+    key = f"model.name = {name}"
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", recipe.model.device):
+        raise RecipeError(f"model.device = {recipe.model.device}: unknown; set auto, cpu, cuda, cuda:0 or mps")
+    check_model_name(name, key)
+
+
+def check_model_name(name: str, key: str) -> None:
+    """Refuse a model name that can be neither the embedded model, nor a local folder, nor a Hub name.
+
+    Raises:
+        RecipeError: the line starts with `key`.
+    """
+    if name == EMBEDDED_MODEL:
+        return
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not any((folder / part).exists() for part in MODEL_FILES):
+            raise RecipeError(
+                f"{key}: the folder is neither a model, an adapter nor a run; it holds none of {', '.join(MODEL_FILES)}"
+            )
+        return
+    if name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1:
+        raise RecipeError(f"{key}: no such folder; give a run folder, a model folder, {EMBEDDED_MODEL} or a Hub name")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        near = f"did you mean {EMBEDDED_MODEL}? " if difflib.get_close_matches(name, [EMBEDDED_MODEL]) else ""
+        raise RecipeError(
+            f"{key}: unknown model; {near}give {EMBEDDED_MODEL}, a Hub name like Qwen/Qwen2.5-7B-Instruct or a folder"
+        )
+
+
+def _check_tools(recipe: Recipe, own_tools: Collection[str]) -> None:
+    seen: set[str] = set()
+    known = builtin_tools()
+    for name in recipe.agent.tools:
+        key = f"agent.tools = [{', '.join(recipe.agent.tools)}]"
+        if name == "finish":
+            raise RecipeError(f"{key}: finish is always there; remove it")
+        if name in seen:
+            raise RecipeError(f"{key}: {name} is listed twice; remove one")
+        seen.add(name)
+        if name not in known and name not in own_tools:
+            near = difflib.get_close_matches(name, [*known, *own_tools], n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise RecipeError(f"{key}: unknown tool {name}; {hint}tools that exist: {', '.join(sorted(known))}")
+
+
+def builtin_tools() -> list[str]:
+    """Names of the tools a recipe can list, `finish` not among them."""
+    return list(BUILTIN)
+
+
+def _check_modules(recipe: Recipe) -> None:
+    agent = recipe.agent
+    modules: tuple[tuple[str, ModuleConfig, str], ...] = (
+        ("executor", agent.executor, agent.executor.kind),
+        ("verifier", agent.verifier, agent.verifier.kind),
+        ("generator", agent.generator, agent.generator.kind),
+    )
+    for name, module, kind in modules:
+        unused = sorted(module.model_fields_set & {"temperature", "max_tokens"})
+        # A resolved recipe spells every default out; only a value that differs asks for something.
+        unused = [field for field in unused if getattr(module, field) != type(module).model_fields[field].default]
+        if kind != "llm" and unused:
+            key = f"agent.{name}.{unused[0]}"
+            raise RecipeError(
+                f"{key} = {getattr(module, unused[0])}: does nothing with agent.{name}.kind = {kind}; "
+                f"remove it or set agent.{name}.kind=llm"
+            )
+    examples = agent.planner.examples
+    if examples is not None:
+        if not Path(examples).is_file():
+            raise RecipeError(f"agent.planner.examples = {examples}: no such file; give a text file or null")
+        if not Path(examples).read_text(encoding="utf-8").strip():
+            raise RecipeError(f"agent.planner.examples = {examples}: the file is empty; write examples or set null")
+
+
+def _check_budget(recipe: Recipe) -> None:
+    agent, room = recipe.agent, recipe.model.context_length
+    modules: list[tuple[str, int]] = [("planner", agent.planner.max_tokens)]
+    modules += [("executor", agent.executor.max_tokens)] if agent.executor.kind == "llm" else []
+    modules += [("verifier", agent.verifier.max_tokens)] if agent.verifier.kind == "llm" else []
+    modules += [("generator", agent.generator.max_tokens)] if agent.generator.kind == "llm" else []
+    for name, tokens in modules:
+        need = agent.memory_tokens + tokens
+        if need >= room:
+            raise RecipeError(
+                f"model.context_length = {room}: agent.memory_tokens ({agent.memory_tokens}) and "
+                f"agent.{name}.max_tokens ({tokens}) leave no room for the prompt; set model.context_length "
+                f"above {need} or lower agent.memory_tokens"
+            )
+
+
+def _check_training(recipe: Recipe) -> None:
+    training = recipe.training
+    if training.warmup_steps > training.steps:
+        raise RecipeError(
+            f"training.warmup_steps = {training.warmup_steps}: more than training.steps = {training.steps}, so the "
+            f"rate would never be reached; set training.warmup_steps to at most {training.steps}"
+        )
+    for beta in training.betas:
+        if not 0 <= beta < 1:
+            raise RecipeError(f"training.betas = {list(training.betas)}: each must be at least 0 and below 1")
+    if training.pack_tokens < recipe.agent.planner.max_tokens:
+        raise RecipeError(
+            f"training.pack_tokens = {training.pack_tokens}: a turn may have agent.planner.max_tokens = "
+            f"{recipe.agent.planner.max_tokens} tokens and must fit; set training.pack_tokens to at least that"
+        )
+    if recipe.model.dtype == "bfloat16" and training.max_drift < 1e-2:
+        raise RecipeError(
+            f"training.max_drift = {training.max_drift:g}: bfloat16 rounds by more, the run would stop at once; "
+            f"set training.max_drift=0.05 or model.dtype=float32"
+        )
+
+
+def _check_tasks(recipe: Recipe) -> None:
+    sources = (("train_tasks", recipe.train_tasks), ("eval_tasks", recipe.eval_tasks))
+    kinds = {name: _check_source(name, source) for name, source in sources}
+    train, held_out = recipe.train_tasks, recipe.eval_tasks
+    if train.family == held_out.family and train.split == held_out.split and not is_task_file(train.family):
+        raise RecipeError(
+            f"eval_tasks.split = {held_out.split}: also the split that is trained on; set eval_tasks.split=test"
+        )
+    if held_out.count is None and not is_task_file(held_out.family):
+        raise RecipeError(f"eval_tasks.count = null: {held_out.family} draws without end; set eval_tasks.count=240")
+    if recipe.training.curriculum is None:
+        return
+    chosen = train.kinds if train.kinds is not None else kinds["train_tasks"]
+    if len(set(chosen)) < 2:
+        where = "train_tasks.kinds" if train.kinds is not None else f'the "kind" of the lines of {train.family}'
+        raise RecipeError(
+            f"training.curriculum: has one kind to choose from ({next(iter(chosen), 'none')}); "
+            f"give {where} two or more values or set training.curriculum=null"
+        )
+
+
+def _check_source(name: str, source: TaskSource) -> tuple[str, ...]:
+    """The kinds that a source can draw."""
+    family = source.family
+    if not is_task_file(family):
+        if family not in FAMILIES:
+            near = difflib.get_close_matches(family, FAMILIES, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise RecipeError(
+                f"{name}.family = {family}: unknown family; {hint}give {', '.join(FAMILIES)} or a path to a .jsonl file"
+            )
+        for kind in source.kinds or ():
+            if kind not in FAMILIES[family]:
+                near = difflib.get_close_matches(kind, FAMILIES[family], n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                raise RecipeError(
+                    f"{name}.kinds = {kind}: unknown kind of {family}; {hint}kinds: {', '.join(FAMILIES[family])}"
+                )
+        return tuple(FAMILIES[family])
+    if "split" in source.model_fields_set and source.split != "train":
+        raise RecipeError(
+            f"{name}.split = {source.split}: does nothing for a task file, which is one split; "
+            f"remove it or set {name}.split=train"
+        )
+    try:
+        kinds = tuple(dict.fromkeys(task.kind for task in load_tasks(family)))
+    except ValueError as error:
+        raise RecipeError(f"{name}.family = {error}; give a JSONL file of {{id, question, answer, checker}}") from None
+    for kind in source.kinds or ():
+        if kind not in kinds:
+            raise RecipeError(f"{name}.kinds = {kind}: no line of {family} has it; kinds there: {', '.join(kinds)}")
+    return kinds
+
+
+def _check_evaluation(recipe: Recipe) -> None:
+    if recipe.evaluation.trials > 1 and recipe.agent.planner.eval_temperature == 0:
+        raise RecipeError(
+            f"evaluation.trials = {recipe.evaluation.trials}: greedy trials are all the same; "
+            f"set agent.planner.eval_temperature above 0 or evaluation.trials=1"
+        )

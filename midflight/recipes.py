@@ -1,0 +1,276 @@
+"""From a YAML file and dotted overrides to a validated `Recipe`.
+
+Invariant: whatever is wrong becomes one `RecipeError` of one line, raised before anything else happens.
+Paths inside a recipe are relative to its file, paths in an override to the current folder; both leave here absolute.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from midflight.config import Recipe, RecipeError
+from midflight.recipe_rules import check, is_task_file
+
+PATH_KEYS = (("agent", "planner", "examples"), ("train_tasks", "family"), ("eval_tasks", "family"))
+"""Keys whose value may be a path."""
+
+
+def load(path: str, overrides: Sequence[str] = (), *, tasks: bool = True) -> Recipe:
+    """See `midflight.config.load_recipe`. Without `tasks` the task sections go unchecked: nothing draws any."""
+    file = find(path)
+    data = read_yaml(file)
+    _anchor_paths(data, file.resolve().parent)
+    if overrides:
+        changed = apply_overrides(data, overrides)
+        _anchor_paths(changed, Path.cwd())
+        data = changed
+    recipe = validate(data)
+    check(recipe, own_tasks=not tasks)
+    return recipe
+
+
+def folders() -> list[Path]:
+    """Where a bare recipe name is looked up: `recipes` here, beside a checkout's package, in a wheel."""
+    package = Path(__file__).resolve().parent
+    return [Path("recipes"), package.parent / "recipes", package / "recipes_data"]
+
+
+def shipped() -> list[str]:
+    """Names of the recipes that a bare name can mean."""
+    return sorted({file.stem for folder in folders() if folder.is_dir() for file in folder.glob("*.yaml")})
+
+
+def find(path: str) -> Path:
+    """The recipe's file, from a path, a run folder, or the bare name of a shipped recipe.
+
+    Raises:
+        RecipeError: there is none; the message lists the recipes that exist.
+    """
+    given = Path(path)
+    if given.is_file():
+        return given
+    if given.is_dir() and (given / "recipe.yaml").is_file():
+        return given / "recipe.yaml"
+    if given.name == path:
+        for folder in folders():
+            for file in (folder / path, folder / f"{path}.yaml"):
+                if file.is_file():
+                    return file
+    names = shipped()
+    near = difflib.get_close_matches(given.stem, names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise RecipeError(f"recipe {path}: no such file or recipe; {hint}recipes that exist: {', '.join(names) or 'none'}")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key given twice is an error and `1e-5` is a number, as people mean it."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: dict[Any, int] = {}
+    for key_node, _ in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise RecipeError(f"line {key_node.start_mark.line + 1}: a key must be a plain word")
+        line = key_node.start_mark.line + 1
+        if key_node.value in seen:
+            raise RecipeError(
+                f"line {line}: key {key_node.value} is given twice (first on line {seen[key_node.value]})"
+            )
+        seen[key_node.value] = line
+    return {str(key.value): loader.construct_object(value, deep=True) for key, value in node.value}
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        RecipeError: unreadable, not YAML (with the line), a key given twice, or not a mapping.
+    """
+    try:
+        data = _parse(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"recipe {file}: cannot be read: {error}") from None
+    except RecipeError as error:
+        raise RecipeError(f"recipe {file}, {error}") from None
+    except yaml.YAMLError as error:
+        raise RecipeError(f"recipe {file}, {_yaml_reason(error)}") from None
+    if not isinstance(data, dict):
+        raise RecipeError(f"recipe {file}: must be key: value pairs, but holds {type(data).__name__}")
+    return data
+
+
+def _yaml_reason(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: not YAML: {error.problem}"
+    return f"not YAML: {error}"
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of `data` with dotted `key=value` overrides applied in order; values are YAML.
+
+    Raises:
+        RecipeError: an override without `=`, without a key, with a value that is not YAML, or through a plain value.
+    """
+    changed = copy.deepcopy(dict(data))
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        key = key.strip()
+        if not equals:
+            raise RecipeError(f"override {override}: no '='; write key=value, such as training.steps=10")
+        if not key or not all(key.split(".")):
+            raise RecipeError(f"override {override}: no key before '='; write key=value, such as training.steps=10")
+        try:
+            value = _parse(text)
+        except (yaml.YAMLError, RecipeError) as error:
+            reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
+            raise RecipeError(f"override {override}: the value is not YAML ({reason}); quote it") from None
+        _set(changed, key, value)
+    return changed
+
+
+def _set(data: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    here = data
+    for index, name in enumerate(parents):
+        below = here.get(name)
+        if below is None:
+            below = here[name] = {}
+        if not isinstance(below, dict):
+            above = ".".join(parents[: index + 1])
+            raise RecipeError(f"{key} = {show(value)}: {above} is a value, not a section; set {above} itself")
+        here = below
+    here[last] = value
+
+
+def _anchor_paths(data: dict[str, Any], folder: Path) -> None:
+    """Make the relative paths of `data` absolute, in place."""
+    for key in PATH_KEYS:
+        section: Any = data
+        for name in key[:-1]:
+            section = section.get(name) if isinstance(section, dict) else None
+        value = section.get(key[-1]) if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(value, str) and (key[-1] == "examples" or is_task_file(value)):
+            section[key[-1]] = str(folder / Path(value).expanduser())
+
+
+def validate(data: Mapping[str, Any]) -> Recipe:
+    """The typed recipe of a plain mapping.
+
+    Raises:
+        RecipeError: the first thing that is wrong.
+    """
+    _walk(data, Recipe, "")
+    held_out = data.get("eval_tasks")
+    if isinstance(held_out, Mapping) and "family" not in held_out:
+        defaults = Recipe.model_fields["eval_tasks"].default.model_dump(exclude_unset=True)
+        data = {**data, "eval_tasks": {**defaults, **held_out}}  # a partial section keeps the held-out split
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(_reason(data, error)) from None
+
+
+def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
+    """Refuse unknown keys with the nearest valid one, and values that would be read as something else."""
+    for key, value in data.items():
+        path = f"{prefix}{key}"
+        field = model.model_fields.get(key)
+        if field is None:
+            hint = _nearest(key, model, prefix)
+            while isinstance(value, Mapping) and len(value) == 1:  # spell out what was under the misspelt section
+                ((below, value),) = value.items()
+                path += f".{below}"
+                hint = hint.removesuffix("?") + f".{below}?" if hint.endswith("?") else hint
+            raise RecipeError(f"{path} = {show(value)}: unknown key; {hint}")
+        kinds = _members(field.annotation)
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if isinstance(value, Mapping) and section is not None:
+            _walk(value, section, f"{path}.")
+        elif isinstance(value, Mapping) and value:
+            below = next(iter(value))
+            raise RecipeError(
+                f"{path}.{below} = {show(value[below])}: {path} is a value, not a section; set {path} itself"
+            )
+        if isinstance(value, bool) and bool not in kinds and {int, float} & set(kinds):
+            raise RecipeError(f"{path} = {show(value)}: must be a number")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RecipeError(f"{path} = {show(value)}: must be a finite number")
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _nearest(key: str, model: type[BaseModel], prefix: str) -> str:
+    near = difflib.get_close_matches(key, model.model_fields, n=1)
+    if near:
+        return f"did you mean {prefix}{near[0]}?"
+    paths = _paths(Recipe, "")
+    leaves = difflib.get_close_matches(key, {path.rpartition(".")[2] for path in paths}, n=1, cutoff=0.8)
+    elsewhere = [path for path in paths if leaves and path.rpartition(".")[2] == leaves[0]]
+    if elsewhere:
+        return f"did you mean {' or '.join(elsewhere)}?"
+    return f"valid keys of {prefix.rstrip('.') or 'a recipe'}: {', '.join(model.model_fields)}"
+
+
+def _paths(model: type[BaseModel], prefix: str) -> list[str]:
+    """The dotted path of every key."""
+    found: list[str] = []
+    for name, field in model.model_fields.items():
+        found.append(prefix + name)
+        for kind in _members(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found += _paths(kind, f"{prefix}{name}.")
+    return found
+
+
+def _reason(data: Mapping[str, Any], error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{path}: missing; the recipe must set it"
+    value = show(first["input"])
+    if path == "training.group_size" and first["type"] == "greater_than_equal":
+        return f"{path} = {value}: a group of one always has advantage 0 (its reward is the mean); set it to 2 or more"
+    if first["type"] in ("tuple_type", "list_type"):
+        return f"{path} = {value}: must be a list; write [{value}]"
+    if first["type"] in ("model_type", "dict_type", "model_attributes_type"):
+        return f"{path} = {value}: must be a section of key: value pairs"
+    message = first["msg"].replace("Input should be", "must be").replace("Field required", "missing")
+    if first["type"] == "string_type":
+        message += "; quote it"
+    return f"{path} = {value}: {message}"
+
+
+def show(value: Any) -> str:
+    """A value as YAML on one line, cut to 80 characters."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False)
+    text = " ".join(text.removesuffix("\n...\n").split())
+    return text if len(text) <= 80 else text[:77] + "..."

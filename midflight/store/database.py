@@ -1,0 +1,285 @@
+"""Runs, steps, trajectories and turns in one SQLite file.
+
+Invariant: a trajectory read back equals the one written, down to the bits of its log-probs, and a write is whole or
+absent: a killed process leaves no half trajectory. One connection, one thread; other processes may read meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from midflight.agent.types import Trajectory
+from midflight.store.codec import decode_text, encode_json, encode_text, grammar_hash
+from midflight.store.rows import (
+    grammar_of,
+    other_generation_row,
+    placeholders,
+    trajectory_from_rows,
+    trajectory_row,
+    turn_row,
+)
+from midflight.store.schema import SCHEMA_VERSION, TABLES
+from midflight.tasks.base import Task
+
+
+class StoreError(Exception):
+    """The file is not a store this version can use; the message is one line: the path, what is wrong, what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTrajectory:
+    """A trajectory to write, with its place in the run."""
+
+    phase: str
+    """What it was made for: `train`, `before`, `after`, `solve`."""
+    step: int | None
+    """Training step; None outside training."""
+    group: str
+    """Names the group; its members share it."""
+    member: int
+    """Place in the group, from 0."""
+    task: Task
+    trajectory: Trajectory
+    reward: float | None = None
+    """None where nothing was scored (infrastructure failures in training, `solve`)."""
+    advantage: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryRecord(NewTrajectory):
+    """A trajectory as the store gives it back."""
+
+    id: int
+    run_id: int
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run."""
+
+    id: int
+    name: str
+    seed: int
+    recipe: dict[str, Any]
+    created_at: str
+    """UTC, `YYYY-MM-DD HH:MM:SS`."""
+
+
+class Store:
+    """The store of a run folder; a context manager that closes its connection.
+
+    Raises:
+        StoreError: `path` is not a Midflight store, or was written by a newer Midflight.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unusable = "cannot be used as a store ({}); choose another run folder"
+        try:
+            # isolation_level None: transactions begin and end where this file says, nowhere else.
+            self._connection = sqlite3.connect(self.path, isolation_level=None, timeout=30.0)
+        except sqlite3.Error as error:
+            raise StoreError(f"{self.path}: {unusable.format(error)}") from error
+        self._connection.row_factory = sqlite3.Row
+        try:
+            self._prepare()
+        except sqlite3.Error as error:
+            self.close()
+            raise StoreError(f"{self.path}: {unusable.format(error)}") from error
+        except StoreError:
+            self.close()
+            raise
+
+    def _prepare(self) -> None:
+        """Check the schema before the first write, so a refused file is left as it was."""
+        version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+        tables = int(self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.path}: written with store schema {version}, this Midflight reads up to {SCHEMA_VERSION}; "
+                "upgrade midflight or use another run folder"
+            )
+        if version == 0 and tables:
+            raise StoreError(f"{self.path}: an SQLite file, but not a Midflight store; choose another run folder")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        if version == 0:
+            self._connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; safe to call twice."""
+        self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def start_run(self, name: str, recipe: Mapping[str, Any], seed: int) -> int:
+        """Write a run with its resolved recipe; returns its id."""
+        cursor = self._connection.execute(
+            "INSERT INTO runs (name, seed, recipe) VALUES (?, ?, ?)",
+            (encode_text(name), str(seed), encode_json(dict(recipe), "recipe")),
+        )
+        return _id_of(cursor)
+
+    def runs(self) -> list[RunRecord]:
+        """All runs, oldest first."""
+        return [
+            RunRecord(
+                id=row["id"],
+                name=decode_text(row["name"]),
+                seed=int(row["seed"]),
+                recipe=json.loads(row["recipe"]),
+                created_at=row["created_at"],
+            )
+            for row in self._connection.execute("SELECT * FROM runs ORDER BY id")
+        ]
+
+    def finish_step(self, run_id: int, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write the metrics record of a training step beside its trajectories; a second write replaces the first."""
+        self._connection.execute(
+            "INSERT INTO steps (run_id, step, metrics) VALUES (?, ?, ?) "
+            "ON CONFLICT (run_id, step) DO UPDATE SET metrics = excluded.metrics",
+            (run_id, step, encode_json(dict(metrics), "metrics")),
+        )
+
+    def steps(self, run_id: int) -> dict[int, dict[str, Any] | None]:
+        """The run's training steps in order, each with its metrics (None: the step did not finish)."""
+        rows = self._connection.execute("SELECT step, metrics FROM steps WHERE run_id = ? ORDER BY step", (run_id,))
+        return {row["step"]: None if row["metrics"] is None else json.loads(row["metrics"]) for row in rows}
+
+    def add_trajectory(
+        self,
+        run_id: int,
+        *,
+        phase: str,
+        step: int | None,
+        group: str,
+        member: int,
+        task: Task,
+        trajectory: Trajectory,
+        reward: float | None,
+        advantage: float | None,
+    ) -> int:
+        """Write one trajectory with all its turns; returns its id.
+
+        Raises:
+            ValueNotStorable: arguments of a call or options of a checker have no JSON form.
+            sqlite3.IntegrityError: there is no run `run_id`.
+        """
+        entry = NewTrajectory(
+            phase=phase,
+            step=step,
+            group=group,
+            member=member,
+            task=task,
+            trajectory=trajectory,
+            reward=reward,
+            advantage=advantage,
+        )
+        return self.add_trajectories(run_id, [entry])[0]
+
+    def add_trajectories(self, run_id: int, entries: Iterable[NewTrajectory]) -> list[int]:
+        """Write many trajectories in one transaction, all or none; returns their ids in order."""
+        with self._transaction():
+            return [self._insert(run_id, entry) for entry in entries]
+
+    def _insert(self, run_id: int, entry: NewTrajectory) -> int:
+        if entry.step is not None:
+            self._connection.execute("INSERT OR IGNORE INTO steps (run_id, step) VALUES (?, ?)", (run_id, entry.step))
+        place = (run_id, entry.step, encode_text(entry.phase), encode_text(entry.group), entry.member)
+        task = encode_json(asdict(entry.task), f"task {entry.task.id}")
+        row = (*place, task, *trajectory_row(entry.trajectory), entry.reward, entry.advantage)
+        columns = (
+            "run_id, step, phase, group_name, member, task, query_text, query_id, query_seed, stop_reason, answer, "
+            "claims, analysis, error, seconds, reward, advantage"
+        )
+        trajectory_id = _id_of(
+            self._connection.execute(f"INSERT INTO trajectories ({columns}) VALUES ({placeholders(row)})", row)
+        )
+        for position, turn in enumerate(entry.trajectory.turns):
+            for grammar in grammar_of(turn):
+                self._connection.execute(
+                    "INSERT OR IGNORE INTO grammars (hash, text) VALUES (?, ?)",
+                    (grammar_hash(grammar), encode_text(grammar)),
+                )
+            columns_of_turn = (trajectory_id, position, *turn_row(turn))
+            self._connection.execute(f"INSERT INTO turns VALUES ({placeholders(columns_of_turn)})", columns_of_turn)
+            for number, (module, generation) in enumerate(turn.other_generations):
+                other = (trajectory_id, position, number, *other_generation_row(module, generation))
+                self._connection.execute(f"INSERT INTO other_generations VALUES ({placeholders(other)})", other)
+        return trajectory_id
+
+    def trajectories(self, run_id: int, phase: str | None = None, step: int | None = None) -> list[TrajectoryRecord]:
+        """The run's trajectories in the order they were written, of one phase or step where given."""
+        where, values = ["run_id = ?"], [run_id]
+        filters: dict[str, Any] = {"phase": phase, "step": step}
+        for column, wanted in filters.items():
+            if wanted is not None:
+                where.append(f"{column} = ?")
+                values.append(wanted)
+        rows = self._connection.execute(
+            f"SELECT * FROM trajectories WHERE {' AND '.join(where)} ORDER BY id", values
+        ).fetchall()
+        grammars = {row["hash"]: decode_text(row["text"]) for row in self._connection.execute("SELECT * FROM grammars")}
+        return [self._record(row, grammars) for row in rows]
+
+    def _record(self, row: sqlite3.Row, grammars: Mapping[str, str]) -> TrajectoryRecord:
+        turns = self._connection.execute("SELECT * FROM turns WHERE trajectory_id = ? ORDER BY position", (row["id"],))
+        others = self._connection.execute(
+            "SELECT * FROM other_generations WHERE trajectory_id = ? ORDER BY position, place", (row["id"],)
+        )
+        return TrajectoryRecord(
+            id=row["id"],
+            run_id=row["run_id"],
+            phase=decode_text(row["phase"]),
+            step=row["step"],
+            group=decode_text(row["group_name"]),
+            member=row["member"],
+            task=Task(**json.loads(row["task"])),
+            trajectory=trajectory_from_rows(row, turns.fetchall(), others.fetchall(), grammars),
+            reward=row["reward"],
+            advantage=row["advantage"],
+        )
+
+    def drop_steps_from(self, run_id: int, step: int) -> int:
+        """Remove the run's steps >= `step` and all they wrote, for a resume from before it; returns how many steps."""
+        with self._transaction():
+            cursor = self._connection.execute("DELETE FROM steps WHERE run_id = ? AND step >= ?", (run_id, step))
+            return cursor.rowcount
+
+    def drop_phase(self, run_id: int, phase: str) -> int:
+        """Remove the run's trajectories of one phase, for an evaluation that starts over; returns how many."""
+        with self._transaction():
+            cursor = self._connection.execute(
+                "DELETE FROM trajectories WHERE run_id = ? AND phase = ?", (run_id, encode_text(phase))
+            )
+            return cursor.rowcount
+
+
+def _id_of(cursor: sqlite3.Cursor) -> int:
+    assert cursor.lastrowid is not None  # an INSERT always sets it
+    return cursor.lastrowid

@@ -1,0 +1,60 @@
+"""The folder of one run: where each of its files is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of a run's files. `create` makes the folders; files are made by whoever writes them."""
+
+    path: Path
+
+    def create(self) -> RunFolder:
+        """Make the folder with `checkpoints` and `plots`; what is there stays."""
+        for folder in (self.path, self.checkpoints, self.plots):
+            folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    @property
+    def recipe(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line a training step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def store(self) -> Path:
+        """SQLite: every trajectory and turn."""
+        return self.path / "store.sqlite"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    @property
+    def report_text(self) -> Path:
+        return self.path / "report.txt"
+
+    @property
+    def report_json(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def eval_before(self) -> Path:
+        """`EvaluationResult` of the untrained planner."""
+        return self.path / "eval_before.json"
+
+    @property
+    def eval_after(self) -> Path:
+        """`EvaluationResult` of the trained planner."""
+        return self.path / "eval_after.json"

@@ -1,0 +1,140 @@
+"""The policy: a causal model with an optional LoRA adapter, its reference, and the way its weights reach a sampler.
+
+With LoRA one backbone serves the policy (adapter on), the reference and the frozen modules (adapter off). Without, the
+reference is a frozen copy. Invariant: after `sync` the sampler's version rises, its prefix cache is empty, and a
+probe of fixed tokens agrees with the trainer's weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig as PeftLora
+from peft import get_peft_model, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.utils import get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+
+from midflight.engines.local import LoadedModel, LocalEngine
+
+ADAPTER = "default"
+
+
+class SyncError(RuntimeError):
+    """The sampler's weights differ from the trainer's after a sync."""
+
+
+class Policy:
+    """The model that trains. `causal` is the transformers model whose forward gives the policy's logits."""
+
+    def __init__(self, loaded: LoadedModel, *, lora: tuple[int, float] | None, reference: bool, seed: int) -> None:
+        self.base_name = loaded.name
+        self.tokenizer = loaded.tokenizer
+        self.device = loaded.device
+        self._frozen = copy.deepcopy(loaded.model) if reference and lora is None else None
+        if lora is None:
+            self.peft = None
+            self.causal = loaded.model.requires_grad_(True)
+        else:
+            torch.manual_seed(seed)
+            rank, alpha = lora
+            settings = PeftLora(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+            self.peft = get_peft_model(loaded.model, settings)
+            self.causal = self.peft.get_base_model()
+        self.causal.eval()  # no dropout: the trainer's distribution is the sampler's
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters that train."""
+        return [parameter for parameter in self.causal.parameters() if parameter.requires_grad]
+
+    @contextmanager
+    def frozen(self) -> Iterator[Any]:
+        """The reference model: the backbone with the adapter off, or the frozen copy."""
+        if self.peft is not None:
+            with self.peft.disable_adapter():
+                yield self.causal
+        elif self._frozen is not None:
+            yield self._frozen
+        else:
+            raise RuntimeError("full training with kl_beta=0 keeps no reference model")
+
+    @torch.no_grad()
+    def merged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and value of every weight as a plain model has it, the adapter added in."""
+        adapted: dict[str, torch.Tensor] = {}
+        skip: set[str] = set()
+        for name, module in self.causal.named_modules():
+            if isinstance(module, LoraLayer):
+                base = module.get_base_layer()
+                adapted[f"{name}.weight"] = base.weight + module.get_delta_weight(ADAPTER)
+                if getattr(base, "bias", None) is not None:
+                    adapted[f"{name}.bias"] = base.bias
+                skip.add(f"{name}.")
+        for name, value in self.causal.state_dict().items():
+            if not any(name.startswith(prefix) for prefix in skip):
+                yield name, value
+        yield from adapted.items()
+
+    @torch.no_grad()
+    def sync(self, engine: LocalEngine, version: int, *, bound: float = 1e-4) -> float:
+        """Put the policy's weights into the sampler and prove it.
+
+        Returns:
+            The largest difference of the probe's log-probs.
+
+        Raises:
+            SyncError: it exceeds `bound`.
+        """
+        target = dict(engine.model.named_parameters())
+        target |= dict(engine.model.named_buffers())
+        written = set()
+        for name, value in self.merged_weights():
+            if name in target:
+                target[name].copy_(value)
+                written.add(name)
+        missing = {name for name, _ in engine.model.named_parameters()} - written
+        if missing:
+            raise SyncError(f"sync left {len(missing)} weights of the sampler stale, first {min(missing)}")
+        engine.set_version(version)
+        return self.probe(engine, bound)
+
+    @torch.no_grad()
+    def probe(self, engine: LocalEngine, bound: float) -> float:
+        """Compare log-probs of fixed ids between trainer and sampler; see `sync`."""
+        ids = [(index * 7919 + 13) % int(self.causal.config.vocab_size) for index in range(24)]
+        tokens = torch.tensor([ids], device=self.device)
+        logits = self.causal(input_ids=tokens).logits[0, :-1].float()
+        ours = logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].cpu()
+        gap = float((ours - engine.probe(ids)).abs().max())
+        if not gap <= bound:
+            raise SyncError(f"probe after sync: sampler and trainer log-probs differ by {gap:.3g}, bound {bound:.3g}")
+        return gap
+
+    def save(self, folder: Path) -> None:
+        """Write the adapter (PEFT's format) or the full model (transformers' format) into `folder`."""
+        if self.peft is not None:
+            self.peft.peft_config[ADAPTER].base_model_name_or_path = self.base_name
+            state = get_peft_model_state_dict(self.peft)
+            save_file({name: value.contiguous() for name, value in state.items()}, folder / "adapter_model.safetensors")
+            self.peft.peft_config[ADAPTER].save_pretrained(str(folder))
+        else:
+            self.causal.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote."""
+        if self.peft is not None:
+            set_peft_model_state_dict(self.peft, load_file(folder / "adapter_model.safetensors"))
+        else:
+            state = {}
+            for shard in sorted(folder.glob("*.safetensors")):
+                state |= load_file(shard)
+            missing, unexpected = self.causal.load_state_dict(state, strict=False)
+            tied = set(getattr(self.causal, "_tied_weights_keys", None) or ())
+            if set(missing) - tied or unexpected:
+                raise ValueError(f"checkpoint {folder} does not fit the model: {missing[:1]} {unexpected[:1]}")

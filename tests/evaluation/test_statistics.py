@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+
+from midflight.agent.types import ErrorKind, StopReason
+from midflight.evaluation import Estimate, EvaluationResult, bootstrap_mean, summarise
+from tests.evaluation.build import scored, task, turn
+
+MIXED = [
+    scored(task("a"), 1.0, turn(1, "capital", "Ghana"), turn(2, "finish")),
+    scored(task("b"), 0.0, turn(1, "capital", "Gana", error=ErrorKind.TOOL_ERROR), turn(2, "finish")),
+    scored(
+        task("c", "sum", 3),
+        1.0,
+        turn(1, "population"),
+        turn(2, "population"),
+        turn(3, "calculator"),
+        turn(4, "finish"),
+    ),
+    scored(
+        task("d", "sum", 3),
+        0.0,
+        turn(1, None, error=ErrorKind.INVALID_ACTION),
+        turn(2, "teleport", error=ErrorKind.UNKNOWN_TOOL),
+        stop=StopReason.MAX_TURNS,
+    ),
+    scored(task("e", "more", 4), 1.0, stop=StopReason.INFRASTRUCTURE),
+]
+
+
+def test_every_question_counts_and_an_infrastructure_failure_is_wrong() -> None:
+    result = summarise(MIXED, resamples=300, seed=3)
+    assert (result.n, result.questions, result.infrastructure) == (5, 5, 1)
+    assert result.accuracy.mean == 2 / 5
+    low, high = bootstrap_mean([1.0, 0.0, 1.0, 0.0, 0.0], resamples=300, seed=3)
+    assert result.accuracy == Estimate(0.4, low, high, 5)
+    assert {kind: (found.mean, found.n) for kind, found in result.by_kind.items()} == {
+        "capital": (0.5, 2),
+        "sum": (0.5, 2),
+        "more": (0.0, 1),
+    }
+    assert list(result.by_kind) == ["capital", "sum", "more"]
+    assert {level: (found.mean, found.n) for level, found in result.by_level.items()} == {
+        1: (0.5, 2),
+        3: (0.5, 2),
+        4: (0.0, 1),
+    }
+    assert result.three_or_more is not None
+    assert (result.three_or_more.mean, result.three_or_more.n) == (1 / 3, 3)
+
+
+def test_turns_tools_errors_and_stops() -> None:
+    result = summarise(MIXED)
+    assert result.mean_turns == 10 / 5
+    assert result.tool_shares == {
+        "(unknown)": 1 / 9,
+        "calculator": 1 / 9,
+        "capital": 2 / 9,
+        "finish": 3 / 9,
+        "population": 2 / 9,
+    }
+    assert result.tool_error_rate == 3 / 10
+    assert result.errors == {
+        "invalid_action": 0.1,
+        "unknown_tool": 0.1,
+        "invalid_arguments": 0.0,
+        "tool_error": 0.1,
+        "tool_timeout": 0.0,
+    }
+    assert result.stop_reasons == {"finished": 3, "max_turns": 1, "infrastructure": 1}
+
+
+def test_a_result_comes_back_equal_from_its_file(tmp_path: Path) -> None:
+    for name, items in (("all", MIXED), ("easy", MIXED[:2])):
+        result = summarise(items)
+        result.save(tmp_path / name)
+        assert EvaluationResult.load(tmp_path / name) == result
+    assert summarise(MIXED[:2]).three_or_more is None
+
+
+def test_no_turns_at_all_and_no_questions() -> None:
+    result = summarise([MIXED[4]])
+    assert (result.mean_turns, result.tool_error_rate, result.tool_shares) == (0.0, 0.0, {})
+    with pytest.raises(ValueError, match="no scored trajectories"):
+        summarise([])

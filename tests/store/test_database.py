@@ -1,0 +1,221 @@
+import math
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from midflight.agent.types import (
+    Action,
+    Answer,
+    Claim,
+    ErrorKind,
+    Generation,
+    Query,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+from midflight.engines.base import FinishReason, Sampling
+from midflight.store import NewTrajectory, Store, StoreError, ValueNotStorable
+from midflight.tasks.base import Task
+
+GRAMMAR = 'start: "capital: " /[A-Za-z ]+/ "\\n"'
+TASK = Task("t1", "Capital of Ghana?", "Accra", checker_options={"fold_case": True}, kind="capital", level=2)
+
+PLANNED = Generation(
+    text="capital: Ghana\n",
+    finish_reason=FinishReason.STOP,
+    prompt_ids=tuple(range(49152, 48152, -1)),
+    ids=(5, 0, 49151),
+    logprobs=(-0.1 - 0.2, -5e-324, -math.inf),
+    forced=(False, True, False),
+    weights_version=7,
+    sampling=Sampling(temperature=0.5, top_p=0.9, top_k=40, max_tokens=48, stop=("\n", "###"), seed=2**64 - 1),
+    grammar=GRAMMAR,
+)
+EXECUTED = Generation(text='{"country": "Ghana"}', finish_reason=FinishReason.LENGTH, ids=(1,), logprobs=(-0.25,))
+
+FULL = Trajectory(
+    query=Query("Capital of Ghana?", "t1", 2**63 + 5),
+    turns=(
+        Turn(
+            1,
+            PLANNED,
+            Action("find it", "capital", "Ghana"),
+            ToolCall("capital", {"country": "Ghana", "limits": [1, 2.5, None, True]}),
+            ToolResult("Accra \x00 <|im_end|> \ud800"),
+            Verdict(False, "go on"),
+            0.125,
+            (("executor", EXECUTED), ("verifier", PLANNED)),
+        ),
+        Turn(
+            2, replace(EXECUTED, text="?"), None, None, ToolResult("no", ErrorKind.INVALID_ACTION), Verdict(True), 0.1
+        ),
+    ),
+    stop_reason=StopReason.VERIFIED,
+    answer=Answer("Accra", (Claim("The capital is Accra", (1, 2)), Claim("unsupported", ()))),
+    analysis="one look-up",
+    seconds=1.75,
+)
+BROKEN = Trajectory(Query("q"), (), StopReason.INFRASTRUCTURE, None, error="engine down")
+
+
+def new(step: int | None, phase: str = "train", trajectory: Trajectory = FULL, member: int = 0) -> NewTrajectory:
+    return NewTrajectory(
+        phase=phase,
+        step=step,
+        group="t1",
+        member=member,
+        task=TASK,
+        trajectory=trajectory,
+        reward=1.0,
+        advantage=1.7320508075688772,
+    )
+
+
+def count(store_path: Path, table: str) -> int:
+    with sqlite3.connect(store_path) as connection:
+        return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+def test_a_trajectory_comes_back_equal_from_a_reopened_file(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.sqlite") as store:
+        run_id = store.start_run("atlas", {"seed": 3, "model": {"name": "m"}}, 3)
+        first = store.add_trajectory(
+            run_id,
+            phase="train",
+            step=4,
+            group="g",
+            member=6,
+            task=TASK,
+            trajectory=FULL,
+            reward=0.5,
+            advantage=-0.5773502691896258,
+        )
+        second = store.add_trajectory(
+            run_id,
+            phase="before",
+            step=None,
+            group="g",
+            member=0,
+            task=TASK,
+            trajectory=BROKEN,
+            reward=None,
+            advantage=None,
+        )
+    with Store(tmp_path / "store.sqlite") as store:
+        full, broken = store.trajectories(run_id)
+        (run,) = store.runs()
+    assert (full.id, full.run_id, full.phase, full.step, full.group, full.member) == (first, run_id, "train", 4, "g", 6)
+    assert (full.reward, full.advantage) == (0.5, -0.5773502691896258)
+    assert full.task == TASK
+    assert full.trajectory == FULL
+    assert (broken.id, broken.step, broken.reward, broken.advantage) == (second, None, None, None)
+    assert broken.trajectory == BROKEN
+    assert (run.name, run.seed, run.recipe) == ("atlas", 3, {"seed": 3, "model": {"name": "m"}})
+
+
+def test_an_action_with_empty_parts_is_not_taken_for_no_action(tmp_path: Path) -> None:
+    turn = replace(FULL.turns[0], action=Action("", "finish", ""), call=ToolCall("finish", {}), other_generations=())
+    with Store(tmp_path / "s") as store:
+        run_id = store.start_run("r", {}, 0)
+        store.add_trajectories(run_id, [new(1, trajectory=replace(FULL, turns=(turn,), answer=Answer("")))])
+        (record,) = store.trajectories(run_id)
+    assert record.trajectory.turns == (turn,)
+    assert record.trajectory.answer == Answer("")
+
+
+def test_filters_and_order(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        run_id, other = store.start_run("a", {}, 0), store.start_run("b", {}, 0)
+        store.add_trajectories(run_id, [new(2, member=1), new(1, member=2), new(None, "before", member=3)])
+        store.add_trajectories(other, [new(1, member=9)])
+        assert [record.member for record in store.trajectories(run_id)] == [1, 2, 3]
+        assert [record.member for record in store.trajectories(run_id, phase="train")] == [1, 2]
+        assert [record.member for record in store.trajectories(run_id, phase="train", step=1)] == [2]
+        assert [record.member for record in store.trajectories(run_id, phase="before")] == [3]
+        assert store.trajectories(run_id, step=7) == []
+
+
+def test_dropping_steps_removes_what_they_wrote_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with Store(path) as store:
+        run_id, other = store.start_run("a", {}, 0), store.start_run("b", {}, 0)
+        store.add_trajectories(run_id, [new(1), new(2), new(3), new(None, "before")])
+        store.add_trajectories(other, [new(3)])
+        store.finish_step(run_id, 1, {"reward": 0.5})
+        store.finish_step(run_id, 2, {"reward": 0.6})
+        assert store.steps(run_id) == {1: {"reward": 0.5}, 2: {"reward": 0.6}, 3: None}
+        assert store.drop_steps_from(run_id, 2) == 2
+        assert [(r.phase, r.step) for r in store.trajectories(run_id)] == [("train", 1), ("before", None)]
+        assert store.steps(run_id) == {1: {"reward": 0.5}}
+        assert len(store.trajectories(other)) == 1
+        assert store.drop_phase(run_id, "before") == 1
+    assert count(path, "trajectories") == 2
+    assert count(path, "turns") == 4
+    assert count(path, "other_generations") == 4
+
+
+def test_a_bulk_write_is_all_or_nothing(tmp_path: Path) -> None:
+    bad = replace(FULL, turns=(replace(FULL.turns[0], call=ToolCall("capital", {"x": object()})),))
+    with Store(tmp_path / "s") as store:
+        run_id = store.start_run("a", {}, 0)
+        with pytest.raises(ValueNotStorable, match="arguments of capital"):
+            store.add_trajectories(run_id, [new(1), new(1, trajectory=bad)])
+        assert store.trajectories(run_id) == []
+        assert store.steps(run_id) == {}
+
+
+def test_a_trajectory_of_an_unknown_run_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store, pytest.raises(sqlite3.IntegrityError):
+        store.add_trajectories(41, [new(None)])
+
+
+def test_a_grammar_is_stored_once_and_prompts_are_small(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    long = replace(PLANNED, grammar="x" * 100_000)
+    trajectory = replace(FULL, turns=(replace(FULL.turns[0], generation=long, other_generations=()),))
+    with Store(path) as store:
+        run_id = store.start_run("a", {}, 0)
+        store.add_trajectories(run_id, [new(1, trajectory=trajectory, member=m) for m in range(20)])
+        assert store.trajectories(run_id)[19].trajectory.turns[0].generation.grammar == "x" * 100_000
+    assert count(path, "grammars") == 1
+    assert path.stat().st_size < 400_000
+
+
+def test_a_store_of_a_later_version_is_refused_in_one_line_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    Store(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    before = path.read_bytes()
+    with pytest.raises(StoreError) as caught:
+        Store(path)
+    assert str(caught.value) == (
+        f"{path}: written with store schema 99, this Midflight reads up to 1; "
+        "upgrade midflight or use another run folder"
+    )
+    assert path.read_bytes() == before
+
+
+def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database, but long enough to be read as one" * 30)
+    with pytest.raises(StoreError, match="cannot be used as a store"):
+        Store(tmp_path / "text")
+    with pytest.raises(StoreError, match="cannot be used as a store"):
+        Store(tmp_path)
+    with sqlite3.connect(tmp_path / "other") as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    with pytest.raises(StoreError, match="not a Midflight store"):
+        Store(tmp_path / "other")
+
+
+def test_a_second_connection_reads_while_the_first_is_open(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as writer, Store(tmp_path / "s") as reader:
+        run_id = writer.start_run("a", {}, 0)
+        writer.add_trajectories(run_id, [new(1)])
+        assert reader.trajectories(run_id)[0].trajectory == FULL

@@ -1,0 +1,58 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from midflight.store import MetricsError, MetricsWriter, read_metrics
+
+
+def test_records_come_back_and_are_on_disk_before_close(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    with MetricsWriter(path) as writer:
+        writer.write({"step": 1, "reward": 0.1 + 0.2, "errors": {"tool_error": 0.05}})
+        assert read_metrics(path) == [{"step": 1, "reward": 0.30000000000000004, "errors": {"tool_error": 0.05}}]
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path / "m") as writer:
+        writer.write({"step": 1, "loss": float("nan"), "inner": {"kl": [float("inf"), 1.0]}})
+    assert json.loads((tmp_path / "m").read_text()) == {"step": 1, "loss": None, "inner": {"kl": [None, 1.0]}}
+
+
+def test_a_half_written_last_line_is_left_out_and_then_removed(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_text('{"step": 1}\n{"step": 2, "rew')
+    assert read_metrics(path) == [{"step": 1}]
+    with MetricsWriter(path) as writer:
+        writer.write({"step": 2})
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_text('{"step": 1}')
+    with MetricsWriter(path) as writer:
+        writer.write({"step": 2})
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_broken_line_in_the_middle_is_an_error_with_its_number(tmp_path: Path) -> None:
+    (tmp_path / "m").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(MetricsError, match="line 2"):
+        read_metrics(tmp_path / "m")
+
+
+def test_truncation_keeps_earlier_steps_and_appends_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    with MetricsWriter(path) as writer:
+        for step in (1, 2, 3, 4):
+            writer.write({"step": step})
+        writer.write({"note": "no step"})
+        assert writer.truncate_from(3) == 2
+        writer.write({"step": 3, "again": True})
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}, {"note": "no step"}, {"step": 3, "again": True}]
+    assert [file.name for file in tmp_path.iterdir()] == ["m"]
+
+
+def test_an_absent_file_has_no_records(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "none") == []

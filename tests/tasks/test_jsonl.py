@@ -1,0 +1,78 @@
+"""Task files: whole, or one error with the file and the line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midflight.tasks import Task, TaskFileError, atlas_tasks, load_tasks
+
+GOOD = {"id": "1", "question": "Capital of Peru?", "answer": "Lima", "checker": "exact"}
+
+
+def write(folder: Path, *rows: object) -> Path:
+    path = folder / "tasks.jsonl"
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+def test_load(tmp_path: Path) -> None:
+    number = {
+        "id": "2",
+        "question": "1 + 1?\u2028",
+        "answer": "2",
+        "checker": "numeric",
+        "checker_options": {"absolute_tolerance": 0.1},
+        "kind": "sum",
+        "level": 3,
+    }
+    text = json.dumps(number, ensure_ascii=False)
+    assert load_tasks(write(tmp_path, GOOD, "", text)) == [
+        Task("1", "Capital of Peru?", "Lima"),
+        Task("2", "1 + 1?\u2028", "2", "numeric", {"absolute_tolerance": 0.1}, "sum", 3),
+    ]
+
+
+def test_atlas_survives_a_round_trip(tmp_path: Path) -> None:
+    tasks = atlas_tasks("test", 240, seed=3)
+    assert load_tasks(write(tmp_path, *(vars(task) for task in tasks))) == tasks
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "not a JSON object"),
+        ({key: value for key, value in GOOD.items() if key != "answer"}, "key 'answer' is missing"),
+        (GOOD | {"anwser": "x"}, "unknown key 'anwser'"),
+        (GOOD | {"checker": "fuzzy"}, "unknown checker 'fuzzy'; valid: exact, numeric"),
+        (GOOD | {"checker_options": {"alias": []}}, "no option 'alias'"),
+        (GOOD | {"answer": 5}, "key 'answer'"),
+        (GOOD | {"answer": ""}, "key 'answer'"),
+        (GOOD | {"level": 0}, "key 'level'"),
+        (GOOD | {"checker": "numeric"}, "'Lima' is not a number"),
+        (GOOD | {"checker_options": {"aliases": 5}}, "checker 'exact'"),
+        (GOOD, "id '1' was used on line 1"),
+    ],
+)
+def test_bad_lines(tmp_path: Path, row: object, reason: str) -> None:
+    path = write(tmp_path, GOOD, "", row)
+    with pytest.raises(TaskFileError) as caught:
+        load_tasks(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:3: ")
+    assert reason in message
+    assert "\n" not in message
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(TaskFileError, match="cannot read: No such file"):
+        load_tasks(tmp_path / "absent.jsonl")
+    with pytest.raises(TaskFileError, match="cannot read"):
+        load_tasks(tmp_path)
+    with pytest.raises(TaskFileError, match="holds no task"):
+        load_tasks(write(tmp_path, "", " "))
+    (tmp_path / "latin.jsonl").write_bytes(b'\n{"id": "\xe9"}')
+    with pytest.raises(TaskFileError, match=r"latin\.jsonl:2: not UTF-8"):
+        load_tasks(tmp_path / "latin.jsonl")

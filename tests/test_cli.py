@@ -1,0 +1,263 @@
+"""The command line: what is wrong is one line and exit code 2 before any work; the commands call what they should."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import midflight
+from midflight.agent.types import Action, Answer, Query, StopReason, ToolResult, Trajectory, Turn, Verdict
+from midflight.cli import run
+from midflight.engines.base import FinishReason, Generation
+from midflight.errors import UserError
+
+Stub = Callable[..., types.ModuleType]
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Put a module of given attributes in the place of a heavy one."""
+
+    def put(name: str, **attributes: Any) -> types.ModuleType:
+        module = types.ModuleType(name)
+        for key, value in attributes.items():
+            setattr(module, key, value)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return put
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def no_work(stub: Stub) -> None:
+    """Any attempt to load a model or to train fails the test."""
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("work has started")
+
+    stub("midflight.training.trainer", train=never)
+    stub("midflight.building", build_agent=never)
+    stub("midflight.evaluating", evaluate_model=never)
+    stub("midflight.progress", Progress=object)
+
+
+def line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr; nothing may be on stdout."""
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1 and printed.err.endswith("\n")
+    return printed.err.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["train", "quickstart", "training.learning_rat=1"],
+            "training.learning_rat = 1: unknown key; did you mean training.learning_rate?",
+        ),
+        (
+            ["train", "quickstart", "training.group_size=1"],
+            "training.group_size = 1: a group of one always has advantage 0 (its reward is the mean); "
+            "set it to 2 or more",
+        ),
+        (
+            ["train", "quickstart", "model.name=smollm"],
+            "model.name = smollm: unknown model; did you mean smollm2-135m? give smollm2-135m, a Hub name like "
+            "Qwen/Qwen2.5-7B-Instruct or a folder",
+        ),
+        (
+            ["solve", "Why?", "--model", "runs/none"],
+            "--model runs/none: no such folder; give a run folder, a model folder, smollm2-135m or a Hub name",
+        ),
+        (
+            ["eval", "quickstart", "--model", "runs/none"],
+            "--model runs/none: no such folder; give a run folder, a model folder, smollm2-135m or a Hub name",
+        ),
+        (
+            ["train", "quickstart", "--resume"],
+            "--resume: runs/quickstart-seed0 does not exist; leave out --resume to start it, or name a run with "
+            "--run-dir (runs here: none)",
+        ),
+        (
+            ["train", "quickstart", "model.context_length=300", "agent.memory_tokens=300"],
+            "model.context_length = 300: agent.memory_tokens (300) and agent.planner.max_tokens (",
+        ),
+        (
+            ["train", "quickstart", "train_tasks.family=none.jsonl"],
+            "none.jsonl: cannot read: No such file or directory; give a JSONL file of {id, question, answer, checker}",
+        ),
+        (["train", "quickstart", "--dry-run", "seed"], "override seed: no '='; write key=value, such as"),
+        (["train", "quickstrat"], "recipe quickstrat: no such file or recipe; did you mean quickstart?"),
+        (["solve", " "], "QUESTION is empty; write what to ask, in quotes"),
+        (["report", "runs/none"], "run runs/none: no such folder; runs are made by midflight train"),
+        (["train"], "See midflight --help."),
+        (["trian"], "See midflight --help."),
+        (["train", "quickstart", "--resum"], "See midflight --help."),
+        (["eval", "quickstart"], "See midflight --help."),
+    ],
+)
+@pytest.mark.usefixtures("no_work")
+def test_bad_input_is_one_line_and_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    printed = line(capsys)
+    assert printed.startswith("midflight: ")
+    assert message in printed
+
+
+@pytest.mark.usefixtures("no_work")
+def test_an_unknown_tool(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("midflight.recipe_rules.builtin_tools", lambda: ["calculator", "capital"])
+    assert run(["train", "quickstart", "agent.tools=[capitol]"]) == 2
+    assert line(capsys) == (
+        "midflight: agent.tools = [capitol]: unknown tool capitol; did you mean capital? "
+        "tools that exist: calculator, capital"
+    )
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_task_file_that_cannot_be_read_names_its_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = '{"id": "1", "question": "a", "answer": "b", "checker": "exact"}'
+    (folder / "q.jsonl").write_text(f"{good}\n{good[:-1]}\n")
+    assert run(["train", "quickstart", "train_tasks.family=q.jsonl", "train_tasks.split=train"]) == 2
+    assert "q.jsonl:2: not JSON: " in line(capsys)
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_run_that_exists_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "runs/quickstart-seed0").mkdir(parents=True)
+    (folder / "runs/quickstart-seed0/recipe.yaml").write_text("name: x\n")
+    assert run(["train", "quickstart"]) == 2
+    assert line(capsys) == (
+        "midflight: --run-dir runs/quickstart-seed0: exists and is not empty; add --resume to go on, "
+        "or name another --run-dir"
+    )
+    assert run(["report", "runs/quickstart-seed0"]) == 2
+    assert "no report yet; finish it with: midflight train runs/quickstart-seed0 --resume" in line(capsys)
+
+
+def test_train_prints_the_report(stub: Stub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[tuple[str, int, Path, bool]] = []
+
+    def train(recipe: Any, run_dir: Path, *, resume: bool, progress: Any) -> None:
+        calls.append((recipe.name, recipe.seed, run_dir, resume))
+        run_dir.mkdir(parents=True)
+        (run_dir / "report.txt").write_text("accuracy\n")
+
+    stub("midflight.training.trainer", train=train)
+    stub("midflight.progress", Progress=object)
+    assert run(["train", "quickstart", "seed=3"]) == 0
+    assert calls == [("quickstart", 3, Path("runs/quickstart-seed3"), False)]
+    assert capsys.readouterr().out == "accuracy\n"
+    assert run(["report", "runs/quickstart-seed3"]) == 0
+    assert capsys.readouterr().out == "accuracy\n"
+
+
+def test_ctrl_c_says_how_to_go_on(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    def train(recipe: Any, run_dir: Path, *, resume: bool, progress: Any) -> None:
+        if run_dir.name == "r":
+            run_dir.mkdir()
+            (run_dir / "recipe.yaml").write_text("name: x\n")
+        raise KeyboardInterrupt
+
+    stub("midflight.training.trainer", train=train)
+    stub("midflight.progress", Progress=object)
+    assert run(["train", "quickstart", "agent.tools=[calculator]", "--run-dir", "r"]) == 130
+    assert line(capsys) == (
+        "midflight: interrupted; the last checkpoint is kept, go on with: "
+        "midflight train quickstart 'agent.tools=[calculator]' --run-dir r --resume"
+    )
+    assert run(["train", "quickstart", "--run-dir", "s"]) == 130
+    assert line(capsys) == "midflight: interrupted before anything was saved in s; start again"
+
+
+def test_errors_of_the_work_itself_are_one_line_too(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    def train(*_: Any, **__: Any) -> None:
+        raise UserError("model.name = a/b: not found\non the Hub")
+
+    stub("midflight.training.trainer", train=train)
+    stub("midflight.progress", Progress=object)
+    assert run(["train", "quickstart", "model.name=a/b"]) == 2
+    assert line(capsys) == "midflight: model.name = a/b: not found on the Hub"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_eval_prints_a_table_or_json(stub: Stub, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    stub("midflight.evaluating", evaluate_model=lambda recipe, model, progress: (f"{model} 50", {"n": 2}))
+    stub("midflight.progress", Progress=object)
+    assert run(["eval", "quickstart", "--model", "smollm2-135m", *(["--json"] if as_json else [])]) == 0
+    assert capsys.readouterr().out == ('{"n": 2}\n' if as_json else "smollm2-135m 50\n")
+
+
+@pytest.mark.usefixtures("no_work")
+def test_dry_run_does_nothing_but_print(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "quickstart", "--dry-run", "training.queries_per_step=4", "training.group_size=2"]) == 0
+    printed = capsys.readouterr().out
+    assert "  queries_per_step: 4\n" in printed
+    assert "4 queries x 2 trajectories" in printed
+    assert "134.5M parameters, float32" in printed
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "quickstart", "--dry-run"], ["--version"], ["train", "x"]])
+def test_light_commands_do_not_import_torch(arguments: list[str]) -> None:
+    program = (
+        "import sys; from midflight.cli import run; code = run(sys.argv[1:]); "
+        "heavy = {'torch', 'transformers', 'matplotlib'} & set(sys.modules); sys.exit(100 if heavy else code)"
+    )
+    command = [sys.executable, "-c", program, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(midflight.__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == (2 if arguments == ["train", "x"] else 0), done.stderr
+
+
+def test_doctor_prints_one_line_a_check(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert {text.split()[0] for text in lines} <= {"ok", "missing", "note"}
+    assert code == (1 if any(text.startswith("missing") for text in lines) else 0)
+    assert any(text.startswith("ok       Python") for text in lines)
+
+
+def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    closed: list[bool] = []
+    turn = Turn(
+        1,
+        Generation("capital: Peru", FinishReason.STOP),
+        Action("", "capital", "Peru"),
+        None,
+        ToolResult("Lima"),
+        Verdict(False),
+    )
+
+    class Flow:
+        async def run(self, query: Query, *, on_turn: Callable[[Turn], None]) -> Trajectory:
+            on_turn(turn)
+            answer = None if query.text == "fail" else Answer("Lima")
+            reason = StopReason.FINISHED if answer else StopReason.INFRASTRUCTURE
+            return Trajectory(query, (turn,), reason, answer, error="" if answer else "engine down")
+
+    built = types.SimpleNamespace(flow=Flow(), close=lambda: closed.append(True))
+    stub("midflight.building", build_agent=lambda recipe, model: built)
+    assert run(["solve", "Capital of Peru?"]) == 0
+    assert capsys.readouterr().out == "turn 1  capital: Peru\n        = Lima\n\nLima\n"
+    assert run(["solve", "fail"]) == 1
+    assert capsys.readouterr().err == "midflight: no answer: infrastructure: engine down\n"
+    assert closed == [True, True]
+    assert run(["solve", "Capital of Peru?", "train_tasks.family=gone.jsonl"]) == 0  # draws no task, needs no file

