@@ -30,7 +30,8 @@ _COMPACT = re.compile(r" ?(?P<tool>[^\s:]+): (?P<context>[^\n]+)\n?")
 _COMPACT_FINISH = re.compile(rf" ?{FINISH}\n?")
 _FULL = re.compile(r"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: (?P<tool>[^\s:]+)\nContext: (?P<context>.+?)\n*", re.DOTALL)
 _FULL_FINISH = re.compile(rf"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: {FINISH}(\nContext:(?P<context>.*))?\s*", re.DOTALL)
-_SIMPLE_CLASS = re.compile(r"\^?(\[(?!\^)(?:[^\]\\\n]|\\[^nrsSDWpPbBxu])+\](?:\{[1-9]\d*(?:,\d*)?\}|\+))\$?")
+_CLASS = r"\[(?!\^)(?:[^\]\\\n]|\\[^nrsSDWpPbBxu])+\]"
+_SIMPLE_PATTERN = re.compile(rf"\^?((?:{_CLASS}|\({_CLASS}(?:\|\w+)*\))(?:\{{[1-9]\d*(?:,\d*)?\}}|\+))\$?")
 _LINE = "[^ \\t\\r\\n][^\\r\\n]{0,%d}"
 
 
@@ -157,8 +158,9 @@ def parse_action(generation: Generation, format: Style) -> tuple[Action | None, 
 def planner_grammar(toolset: Toolset, format: Style) -> str:
     """A Lark grammar (llguidance dialect) whose texts are the actions of `format` over the tools' names.
 
-    A tool whose only parameter is a string with a simple character class as `pattern` takes that as its argument;
-    any other argument is one line. `finish` takes none. The text ends in a line break, so no end token is drawn.
+    A tool whose only parameter is a string with a simple `pattern` (a repeated character class, perhaps with words
+    beside it: `^([0-9+ ]|sqrt){1,80}$`) takes that as its argument; any other argument is one line. `finish` takes
+    none. The text ends in a line break, so no end token is drawn.
     """
     alternatives, terminals = [], []
     width = 60 if format == "compact" else 400
@@ -181,7 +183,7 @@ def _argument_pattern(tool: Tool, width: int) -> str:
     properties = tool.parameters.get("properties", {})
     if len(properties) == 1:
         (schema,) = properties.values()
-        simple = _SIMPLE_CLASS.fullmatch(schema.get("pattern", "")) if schema.get("type") == "string" else None
+        simple = _SIMPLE_PATTERN.fullmatch(schema.get("pattern", "")) if schema.get("type") == "string" else None
         if simple:
             return re.sub(r"\\.|/", lambda piece: "\\/" if piece[0] == "/" else piece[0], simple[1])
     return _LINE % (width - 1)
