@@ -1,12 +1,24 @@
-"""The agent: four modules, one memory, one loop. Read flow.py first."""
+"""The agent: planner, executor, verifier and generator around one memory. Read `flow.py` first."""
 
-from midflight.agent.analyst import Analyst
 from midflight.agent.executor import DirectExecutor, Execution, Executor, LLMExecutor
 from midflight.agent.flow import AgentFlow
 from midflight.agent.generator import Generated, Generator, LastResultGenerator, LLMGenerator
 from midflight.agent.memory import Memory
-from midflight.agent.planner import LLMPlanner, Plan, Planner
-from midflight.agent.types import Action, Answer, Claim, Query, StopReason, Trajectory, Turn, Verdict
+from midflight.agent.planner import Analyst, LLMAnalyst, LLMPlanner, Plan, Planner, planner_grammar
+from midflight.agent.types import (
+    Action,
+    Answer,
+    Claim,
+    ErrorKind,
+    Generation,
+    Query,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 from midflight.agent.verifier import LLMVerifier, RuleVerifier, Verification, Verifier
 
 __all__ = [
@@ -16,10 +28,13 @@ __all__ = [
     "Answer",
     "Claim",
     "DirectExecutor",
+    "ErrorKind",
     "Execution",
     "Executor",
     "Generated",
+    "Generation",
     "Generator",
+    "LLMAnalyst",
     "LLMExecutor",
     "LLMGenerator",
     "LLMPlanner",
@@ -31,9 +46,12 @@ __all__ = [
     "Query",
     "RuleVerifier",
     "StopReason",
+    "ToolCall",
+    "ToolResult",
     "Trajectory",
     "Turn",
     "Verdict",
     "Verification",
     "Verifier",
+    "planner_grammar",
 ]

@@ -1,24 +1,31 @@
-"""The executor: turns an action into a validated tool call, runs it, and gives back a typed result.
+"""The executor turns an action into a tool call with valid arguments, and runs it.
 
-Invariant: an unknown tool, bad arguments, a tool's error or its timeout is a `ToolResult` the planner reads next.
+Invariant: a tool is called only with arguments that satisfy its JSON schema. A wrong name or wrong arguments are
+results with an error kind, which the planner reads next; they never raise and are never repaired.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from midflight.agent.prompts import fill, template
-from midflight.agent.types import Action, ErrorKind, Generation, ToolCall, ToolResult
-from midflight.engines.base import Engine, GenerateRequest, Message, Sampling
-from midflight.tools.base import Tool, Toolset
+from midflight.agent.prompting import cut_middle, fenced, one_line, template
+from midflight.agent.types import Action
+from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling
+from midflight.tools.base import ErrorKind, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from midflight.tools.base import Tool, Toolset
+
+__all__ = ["DirectExecutor", "Execution", "Executor", "LLMExecutor"]
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What became of an action: the call (None when none could be made), its result, the executor's own generation."""
+    """What came of an action. `call` is None when no tool was called; `generation` is the executor's own, if any."""
 
     call: ToolCall | None
     result: ToolResult
@@ -26,77 +33,114 @@ class Execution:
 
 
 class Executor(Protocol):
-    """Runs one action."""
+    """Runs an action."""
 
-    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None) -> Execution:
-        """Raises EngineError, PromptTooLong or InfrastructureError; the agent's own mistakes are results."""
+    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None) -> Execution:
+        """Call `action.tool` for at most `seconds`; `seed` seeds the engine request, if one is made.
+
+        Raises:
+            PromptTooLong: the prompt exceeds the engine's context.
+            EngineError: the engine failed.
+            InfrastructureError: a service the tool depends on is down.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class DirectExecutor:
-    """Passes the planner's context as the single argument of the tool."""
+    """Passes the planner's context as the one required argument of the tool, a string or a strictly parsed number."""
 
-    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None) -> Execution:
+    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None) -> Execution:
+        """See `Executor.execute`; makes no engine request."""
         tool = toolset.get(action.tool)
         if tool is None:
-            return unknown_tool(action, toolset)
-        properties = tool.parameters.get("properties", {})
-        required = tool.parameters.get("required", list(properties))
+            return _unknown_tool(action, toolset)
+        required = tuple(tool.parameters.get("required", ()))
         if len(required) != 1:
-            found = f"{tool.name} takes {len(required)} arguments; a direct executor passes exactly one"
-            return Execution(None, ToolResult(found, ErrorKind.INVALID_ARGUMENTS))
-        name = required[0]
-        value: object = action.context
-        if properties.get(name, {}).get("type") in ("number", "integer"):
-            try:
-                value = json.loads(action.context)
-            except json.JSONDecodeError:
-                value = action.context  # the schema then says what was expected
-        return await call_tool(tool, toolset, {name: value}, seconds, None)
+            return _invalid(f"{tool.name} takes {len(required)} required arguments; only tools with one can be called")
+        try:
+            value = _parse_value(action.context, tool.parameters["properties"][required[0]].get("type", "string"))
+        except ValueError as error:
+            return _invalid(f"{required[0]} of {tool.name}: {error}")
+        return await _validated_call(tool, toolset, {required[0]: value}, seconds, None)
 
 
 @dataclass(frozen=True)
 class LLMExecutor:
-    """A language model that writes the call's arguments as JSON against the tool's schema."""
+    """A language model that writes the arguments as one JSON object, held to the tool's schema by a grammar."""
 
     engine: Engine
-    sampling: Sampling = Sampling(temperature=0.0)
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     grammar: bool = True
 
-    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None) -> Execution:
+    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None) -> Execution:
+        """See `Executor.execute`."""
         tool = toolset.get(action.tool)
         if tool is None:
-            return unknown_tool(action, toolset)
-        schema = json.dumps(tool.parameters)
-        system = fill(template("executor"), tool=tool.name, description=tool.description, schema=schema)
-        asked = f"Sub-goal: {action.sub_goal}\n" if action.sub_goal else ""
-        generation = await self.engine.generate(
-            GenerateRequest(
-                messages=(Message("system", (system,)), Message("user", (f"{asked}Context: {action.context}\nJSON:",))),
-                sampling=replace(self.sampling, seed=seed),
-                grammar=f"start: %json {schema}\n" if self.grammar else None,
-            )
-        )
+            return _unknown_tool(action, toolset)
+        schema = json.dumps(tool.parameters, sort_keys=True)
+        sections = template("executor")
+        system = sections["system"].substitute(name=tool.name, description=one_line(tool.description), schema=schema)
+        asked = f"Sub-goal: {one_line(action.sub_goal)}\nContext:\n{fenced(action.context)}\n"
+        messages = (Message("system", (system + "\n",)), Message("user", (asked, sections["tail"].substitute())))
+        grammar = f"start: %json {schema}\n" if self.grammar else None
+        generation = await self.engine.generate(GenerateRequest(messages, replace(self.sampling, seed=seed), grammar))
         try:
-            arguments = json.loads(generation.text)
-        except json.JSONDecodeError as error:
-            problem = f"the arguments are not JSON ({error.msg} at character {error.pos})"
-            return Execution(None, ToolResult(problem, ErrorKind.INVALID_ARGUMENTS), generation)
-        return await call_tool(tool, toolset, arguments, seconds, generation)
+            arguments = _parse_object(generation)
+        except ValueError as error:
+            return _invalid(f"the arguments of {tool.name} are not one JSON object: {error}", generation)
+        return await _validated_call(tool, toolset, arguments, seconds, generation)
 
 
-def unknown_tool(action: Action, toolset: Toolset) -> Execution:
-    """The result of an action that names no tool."""
-    names = ", ".join(toolset.names)
-    return Execution(None, ToolResult(f"no tool named {action.tool!r}; tools: {names}", ErrorKind.UNKNOWN_TOOL))
-
-
-async def call_tool(
+async def _validated_call(
     tool: Tool, toolset: Toolset, arguments: Mapping[str, Any], seconds: float, generation: Generation | None
 ) -> Execution:
-    """Validate `arguments` and call `tool` with them."""
-    problem = toolset.validate(tool.name, arguments)
-    if problem is not None:
-        return Execution(None, ToolResult(problem, ErrorKind.INVALID_ARGUMENTS), generation)
-    return Execution(ToolCall(tool.name, dict(arguments)), await tool.call(arguments, seconds), generation)
+    reason = toolset.validate(tool.name, arguments)
+    if reason is not None:
+        return _invalid(f"{tool.name}: {reason}", generation)
+    return Execution(ToolCall(tool.name, arguments), await tool.call(arguments, seconds), generation)
+
+
+def _unknown_tool(action: Action, toolset: Toolset) -> Execution:
+    text = f"there is no tool {cut_middle(action.tool, 60)!r}; valid names: {', '.join(toolset.names)}"
+    return Execution(None, ToolResult(text, ErrorKind.UNKNOWN_TOOL))
+
+
+def _invalid(reason: str, generation: Generation | None = None) -> Execution:
+    return Execution(None, ToolResult(reason, ErrorKind.INVALID_ARGUMENTS), generation)
+
+
+def _parse_value(context: str, kind: str) -> str | int | float:
+    if kind == "string":
+        return context
+    if kind not in ("integer", "number"):
+        raise ValueError(f"a {kind} cannot be written as plain text")
+    try:
+        value = json.loads(context, parse_constant=_no_constant)
+    except ValueError:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int if kind == "integer" else (int, float)):
+        raise ValueError(f"expected one {kind}, got {cut_middle(context, 60)!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"expected a finite {kind}, got {cut_middle(context, 60)!r}")
+    return value
+
+
+def _parse_object(generation: Generation) -> dict[str, Any]:
+    if generation.finish_reason is FinishReason.LENGTH:
+        raise ValueError("the text was cut off by the token limit")
+    value = json.loads(generation.text, parse_constant=_no_constant, object_pairs_hook=_unique)
+    if not isinstance(value, dict):
+        raise ValueError(f"got a {type(value).__name__}")
+    return value
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key appears twice")
+    return result

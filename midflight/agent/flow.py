@@ -1,176 +1,199 @@
-"""AgentFlow: planner, executor and verifier in turn until the loop stops, then the generator.
+"""The loop: plan, execute, verify, remember; then answer.
 
-Invariant: the flow holds no state of a trajectory. Memory and clock are made by `run` and die with it, so a thousand
-runs on one flow cannot see each other.
+Invariant: an `AgentFlow` holds no state of a run. Memory and clock are made by `run` and die with it, so any number of
+trajectories run at once and none sees another. What the agent does wrong is a recorded turn; what breaks under it
+(engine, sandbox) is retried and then ends the trajectory without an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
-from midflight.agent.analyst import Analyst
 from midflight.agent.executor import Execution, Executor
 from midflight.agent.generator import Generator
 from midflight.agent.memory import Memory
-from midflight.agent.planner import Planner
-from midflight.agent.types import (
-    Answer,
-    ErrorKind,
-    Generation,
-    Query,
-    StopReason,
-    ToolResult,
-    Trajectory,
-    Turn,
-    Verdict,
-)
-from midflight.agent.verifier import Verifier
+from midflight.agent.planner import Analyst, Plan, Planner
+from midflight.agent.prompting import request_seed
+from midflight.agent.types import Answer, Query, StopReason, Trajectory, Turn, Verdict
+from midflight.agent.verifier import Verification, Verifier
 from midflight.engines.base import EngineError, PromptTooLong
-from midflight.seeds import derive
-from midflight.tools.base import FINISH, InfrastructureError, Toolset
+from midflight.tools.base import FINISH, ErrorKind, InfrastructureError, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from midflight.tools.base import Toolset
+
+__all__ = ["AgentFlow"]
 
 T = TypeVar("T")
-OnTurn = Callable[[Turn], None]
 
 
+@dataclass
+class _Run:
+    """What one call of `AgentFlow.run` has so far."""
+
+    query: Query
+    memory: Memory
+    cancel: asyncio.Event | None
+    analysis: str = ""
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True)
 class AgentFlow:
-    """The agent. Build it once, call `run` for each query, as many at a time as you like.
+    """Four modules and a toolset, ready to run queries.
 
     Args:
-        planner, executor, verifier, generator: the four modules.
-        toolset: what the planner may call.
         max_turns: most turns of a trajectory.
-        max_seconds: most wall-clock seconds of a trajectory; a running tool is interrupted.
-        tool_seconds: most seconds of one tool call.
-        analyst: makes the query analysis, if given.
-        retries: how often a failed engine or service is tried again before the trajectory ends INFRASTRUCTURE.
-        backoff: seconds before the first retry, doubled for each further one.
+        max_seconds: wall clock of a trajectory; a running tool is interrupted.
+        memory_tokens: budget of the rendered memory.
+        tool_seconds: time limit of one tool call.
+        analyst: analyses the query before the first turn; None leaves that out.
+        retries: how often a module is called again after an infrastructure failure.
+        backoff: seconds before the first retry; doubles with each.
+        clock: seconds, for `Turn.seconds` and `Trajectory.seconds`.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        executor: Executor,
-        verifier: Verifier,
-        generator: Generator,
-        toolset: Toolset,
-        *,
-        max_turns: int = 5,
-        max_seconds: float = 120.0,
-        tool_seconds: float = 10.0,
-        analyst: Analyst | None = None,
-        retries: int = 2,
-        backoff: float = 0.5,
-    ) -> None:
-        self.planner, self.executor, self.verifier, self.generator = planner, executor, verifier, generator
-        self.toolset = toolset
-        self.analyst = analyst
-        self.max_turns, self.max_seconds, self.tool_seconds = max_turns, max_seconds, tool_seconds
-        self.retries, self.backoff = retries, backoff
+    planner: Planner
+    executor: Executor
+    verifier: Verifier
+    generator: Generator
+    toolset: Toolset
+    _: KW_ONLY
+    max_turns: int = 5
+    max_seconds: float = 120.0
+    memory_tokens: int = 512
+    tool_seconds: float = 10.0
+    analyst: Analyst | None = None
+    retries: int = 2
+    backoff: float = 0.5
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
 
-    async def run(self, query: Query, on_turn: OnTurn | None = None, cancel: asyncio.Event | None = None) -> Trajectory:
-        """One trajectory. `on_turn` sees each turn as it ends; setting `cancel` ends the run as CANCELLED.
+    async def run(
+        self, query: Query, on_turn: Callable[[Turn], None] | None = None, cancel: asyncio.Event | None = None
+    ) -> Trajectory:
+        """Run one query to its end.
 
-        Cancelling the task itself raises CancelledError as usual.
+        `on_turn` is called with each finished turn. Setting `cancel` ends the run with CANCELLED and the finished
+        turns. After MAX_SECONDS, CANCELLED, CONTEXT_OVERFLOW and INFRASTRUCTURE the answer is None: the generator is
+        not called. Cancelling the task itself raises `asyncio.CancelledError`, as everywhere.
         """
-        started = time.monotonic()
-        run = _Run(self, query, on_turn)
-        work = asyncio.ensure_future(run.loop())
-        waits: set[asyncio.Future[object]] = {work}  # type: ignore[arg-type]
-        if cancel is not None:
-            waits.add(asyncio.ensure_future(cancel.wait()))  # type: ignore[arg-type]
-        reason, error, answer = StopReason.MAX_SECONDS, "", None
+        started = self.clock()
+        run = _Run(query, Memory(self.memory_tokens), cancel)
+        error = ""
         try:
-            done, _ = await asyncio.wait(waits, timeout=self.max_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if work in done:
-                reason, answer = work.result()
-            elif done:
-                reason = StopReason.CANCELLED
+            async with _limit(self.max_seconds, cancel) as limit:
+                stop_reason = await self._loop(run, on_turn)
         except PromptTooLong as problem:
-            reason, error = StopReason.CONTEXT_OVERFLOW, str(problem)
-        except (EngineError, InfrastructureError) as problem:
-            reason, error = StopReason.INFRASTRUCTURE, str(problem)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-        return Trajectory(
-            query=query,
-            turns=run.memory.turns,
-            stop_reason=reason,
-            answer=answer,
-            analysis=run.analysis,
-            error=error,
-            seconds=time.monotonic() - started,
+            stop_reason, error = StopReason.CONTEXT_OVERFLOW, str(problem)
+        except InfrastructureError as problem:
+            stop_reason, error = StopReason.INFRASTRUCTURE, str(problem)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            stop_reason = StopReason.CANCELLED if _is_set(cancel) else StopReason.MAX_SECONDS
+        return Trajectory(query, run.memory.turns, stop_reason, run.answer, run.analysis, error, self.clock() - started)
+
+    async def _loop(self, run: _Run, on_turn: Callable[[Turn], None] | None) -> StopReason:
+        if self.analyst is not None:
+            analyst = self.analyst
+            run.analysis = await self._retried("analyst", lambda: analyst.analyse(run.query, self.toolset))
+        stop_reason: StopReason | None = None
+        while stop_reason is None:
+            if _is_set(run.cancel):
+                return StopReason.CANCELLED
+            turn = await self._turn(run)
+            run.memory.append(turn)
+            if on_turn is not None:
+                on_turn(turn)
+            stop_reason = self._stop_reason(turn)
+        generated = await self._retried(
+            "generator", lambda: self.generator.generate(run.query, run.memory, run.analysis)
         )
+        run.answer = generated.answer
+        return stop_reason
 
-
-class _Run:
-    """The state of one trajectory."""
-
-    def __init__(self, flow: AgentFlow, query: Query, on_turn: OnTurn | None) -> None:
-        self.flow, self.query, self.on_turn = flow, query, on_turn
-        self.memory = Memory()
-        self.analysis = ""
-
-    async def loop(self) -> tuple[StopReason, Answer]:
-        flow, query = self.flow, self.query
-        if flow.analyst is not None:
-            analyst = flow.analyst
-            self.analysis = await self.retry(lambda: analyst.analyse(query, flow.toolset, self.seed("analyst")))
-        reason = StopReason.MAX_TURNS
-        for index in range(1, flow.max_turns + 1):
-            stop = await self.turn(index)
-            if stop is not None:
-                reason = stop
-                break
-        made = await self.retry(
-            lambda: flow.generator.generate(query, self.memory, self.analysis, self.seed("generator"))
+    async def _turn(self, run: _Run) -> Turn:
+        """One pass: plan, execute, verify."""
+        started = self.clock()
+        query, memory, index = run.query, run.memory, run.memory.next_index
+        turns_left = self.max_turns - index + 1
+        plan: Plan = await self._retried(
+            "planner", lambda: self.planner.plan(query, self.toolset, memory, turns_left, run.analysis)
         )
-        return reason, made.answer
+        execution, verification = Execution(None, ToolResult(plan.problem, ErrorKind.INVALID_ACTION)), None
+        action = plan.action
+        if action is not None and action.tool == FINISH:
+            execution = Execution(ToolCall(FINISH, {}), ToolResult(""))
+        elif action is not None:
+            seed = request_seed(query.seed, "executor", index)
+            execution = await self._retried(
+                "executor", lambda: self.executor.execute(action, self.toolset, self.tool_seconds, seed)
+            )
+            verification = await self._retried(
+                "verifier",
+                lambda: self.verifier.verify(query, action, execution.result, memory, run.analysis),
+            )
+        return _record(index, plan, execution, verification, self.clock() - started)
 
-    async def turn(self, index: int) -> StopReason | None:
-        """One pass: plan, execute, verify, remember."""
-        flow, query, started = self.flow, self.query, time.monotonic()
-        left = flow.max_turns - index + 1
-        plan = await self.retry(lambda: flow.planner.plan(query, flow.toolset, self.memory, left, self.analysis))
-        action, others = plan.action, list[tuple[str, Generation]]()
-        if action is None:
-            done = Execution(None, ToolResult(plan.problem, ErrorKind.INVALID_ACTION))
-        elif action.tool == FINISH:
-            done = Execution(None, ToolResult(""))
-        else:
-            seed = self.seed("executor", index)
-            done = await self.retry(lambda: flow.executor.execute(action, flow.toolset, flow.tool_seconds, seed))
-        if done.generation is not None:
-            others.append(("executor", done.generation))
-        turn = Turn(index, plan.generation, action, done.call, done.result, Verdict(stop=False))
-        stop = StopReason.FINISHED if action is not None and action.tool == FINISH else None
-        if stop is None:
-            seed = self.seed("verifier", index)
-            judged = await self.retry(lambda: flow.verifier.verify(query, turn, self.memory, seed))
-            if judged.generation is not None:
-                others.append(("verifier", judged.generation))
-            turn = replace(turn, verdict=judged.verdict)
-            stop = StopReason.VERIFIED if judged.verdict.stop else None
-        turn = replace(turn, seconds=time.monotonic() - started, other_generations=tuple(others))
-        self.memory.append(turn)
-        if self.on_turn is not None:
-            self.on_turn(turn)
-        return stop
+    def _stop_reason(self, turn: Turn) -> StopReason | None:
+        if turn.action is not None and turn.action.tool == FINISH:
+            return StopReason.FINISHED
+        if turn.verdict.stop:
+            return StopReason.VERIFIED
+        return StopReason.MAX_TURNS if turn.index >= self.max_turns else None
 
-    def seed(self, *names: object) -> int | None:
-        return None if self.query.seed is None else derive(self.query.seed, *names)
+    async def _retried(self, module: str, call: Callable[[], Awaitable[T]]) -> T:
+        """`call()`, again after each infrastructure failure, at most `retries` times.
 
-    async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try again what failed for want of a service; the last failure goes up."""
-        for number in range(self.flow.retries):
+        Raises:
+            InfrastructureError: the last attempt failed too; the message names the module and the failure.
+        """
+        for attempt in range(self.retries + 1):
             try:
-                return await attempt()
-            except (EngineError, InfrastructureError):
-                await asyncio.sleep(self.flow.backoff * 2**number)
-        return await attempt()
+                return await call()
+            except (EngineError, InfrastructureError) as error:
+                if attempt == self.retries:
+                    raise InfrastructureError(f"{module} failed {attempt + 1} times: {error}") from error
+            await asyncio.sleep(self.backoff * 2**attempt)
+        raise ValueError(f"retries={self.retries} must be 0 or more")
+
+
+def _record(index: int, plan: Plan, execution: Execution, verification: Verification | None, seconds: float) -> Turn:
+    others = {"executor": execution.generation, "verifier": verification.generation if verification else None}
+    return Turn(
+        index,
+        plan.generation,
+        plan.action,
+        execution.call,
+        execution.result,
+        verification.verdict if verification else Verdict(stop=False),
+        seconds,
+        tuple((module, generation) for module, generation in others.items() if generation is not None),
+    )
+
+
+def _is_set(event: asyncio.Event | None) -> bool:
+    return event is not None and event.is_set()
+
+
+@asynccontextmanager
+async def _limit(seconds: float, cancel: asyncio.Event | None) -> AsyncIterator[asyncio.Timeout]:
+    """A timeout that also expires as soon as `cancel` is set."""
+    async with asyncio.timeout(seconds) as limit:
+        watcher = asyncio.create_task(_expire(limit, cancel)) if cancel is not None else None
+        try:
+            yield limit
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+
+
+async def _expire(limit: asyncio.Timeout, cancel: asyncio.Event) -> None:
+    await cancel.wait()
+    if not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time())

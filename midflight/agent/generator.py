@@ -1,43 +1,57 @@
-"""The generator: makes the answer from the query and the memory, each claim with the turns that support it."""
+"""The generator answers from memory, and says which turns support each statement.
+
+Invariant: a claim names only turns that exist; a text without the `Answer: ` line is an empty answer, not a guess.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from midflight.agent.memory import Memory, Style
-from midflight.agent.prompts import template
-from midflight.agent.types import Answer, Claim, Generation, Query
-from midflight.engines.base import Engine, GenerateRequest, Message, Sampling
+from midflight.agent.memory import Memory
+from midflight.agent.prompting import query_part, request_seed, template
+from midflight.agent.types import Answer, Claim, Query
+from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling
 from midflight.tools.base import FINISH
 
-GRAMMAR = 'start: "Answer: " /[^\\n ][^\\n]{0,399}/ "\\n"\n'
-_MARKS = re.compile(r"((?:\s*\[turn \d+\])+)")
-_NUMBER = re.compile(r"\d+")
+__all__ = ["GENERATOR_GRAMMAR", "Generated", "Generator", "LLMGenerator", "LastResultGenerator", "parse_answer"]
+
+GENERATOR_GRAMMAR = """start: "Answer: " ANSWER "\\n"
+ANSWER: /[^ \\t\\r\\n][^\\r\\n]*/
+"""
+_ANSWER = re.compile(r"^Answer: (\S[^\n]*)$", re.MULTILINE)
+_MARK = re.compile(r"\s*\[turn (\d{1,9})\]")
+_SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=\]))\s+(?!\[turn \d)")
 
 
 @dataclass(frozen=True)
 class Generated:
-    """The answer, and the generator's own generation when a model gave it."""
+    """An answer and the generation it was read from, if any."""
 
     answer: Answer
     generation: Generation | None = None
 
 
 class Generator(Protocol):
-    """Makes the answer at the end of a trajectory."""
+    """Answers from memory."""
 
-    async def generate(self, query: Query, memory: Memory, analysis: str, seed: int | None) -> Generated:
-        """Raises EngineError or PromptTooLong."""
+    async def generate(self, query: Query, memory: Memory, analysis: str) -> Generated:
+        """The answer.
+
+        Raises:
+            PromptTooLong: the prompt exceeds the engine's context or the memory its budget.
+            EngineError: the engine failed.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class LastResultGenerator:
-    """Answers with the last successful result; with an empty text when there is none."""
+    """Answers with the text of the last result that is no error; with an empty text when there is none."""
 
-    async def generate(self, query: Query, memory: Memory, analysis: str, seed: int | None) -> Generated:
+    async def generate(self, query: Query, memory: Memory, analysis: str) -> Generated:
+        """See `Generator.generate`; never fails."""
         for turn in reversed(memory.turns):
             if turn.action is not None and turn.action.tool != FINISH and turn.result.error is None:
                 text = turn.result.text
@@ -47,43 +61,39 @@ class LastResultGenerator:
 
 @dataclass(frozen=True)
 class LLMGenerator:
-    """A language model that writes the answer."""
+    """A language model that writes `Answer: ` and one paragraph with `[turn n]` after each statement."""
 
     engine: Engine
-    style: Style = "full"
-    sampling: Sampling = Sampling(temperature=0.0)
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     grammar: bool = True
-    memory_tokens: int = 512
 
-    async def generate(self, query: Query, memory: Memory, analysis: str, seed: int | None) -> Generated:
-        parts = memory.parts(self.memory_tokens, self.engine.count_tokens, self.style)
-        asked = f"Question: {query.text}\n" + (f"Analysis: {analysis}\n" if analysis else "")
-        generation = await self.engine.generate(
-            GenerateRequest(
-                messages=(
-                    Message("system", (template("generator"),)),
-                    Message("user", (asked, *parts, "Write the answer.")),
-                ),
-                sampling=replace(self.sampling, seed=seed),
-                grammar=GRAMMAR if self.grammar else None,
-            )
+    async def generate(self, query: Query, memory: Memory, analysis: str) -> Generated:
+        """See `Generator.generate`."""
+        sections = template("generator")
+        turns = memory.parts(memory.budget_tokens, self.engine.count_tokens, "full")
+        messages = (
+            Message("system", (sections["system"].substitute() + "\n",)),
+            Message("user", (query_part(query.text, analysis), *turns, sections["tail"].substitute())),
         )
-        known = frozenset(turn.index for turn in memory.turns)
-        return Generated(parse_answer(generation.text, known), generation)
+        sampling = replace(self.sampling, seed=request_seed(query.seed, "generator", memory.next_index))
+        grammar = GENERATOR_GRAMMAR if self.grammar else None
+        generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar))
+        return Generated(parse_answer(generation.text, turns=len(memory.turns)), generation)
 
 
-def parse_answer(text: str, known_turns: frozenset[int]) -> Answer:
-    """The answer in `text`, its marks taken out; marks of turns that do not exist support nothing.
+def parse_answer(text: str, turns: int) -> Answer:
+    """The answer on the only `Answer: ` line of `text`, an empty one if there is not exactly one such line.
 
-    A text without the `Answer:` field is an empty answer.
+    Marks are taken out of the answer's text. Each sentence is a claim; its turns are those of its marks that lie in
+    1..`turns`, in order, each once.
     """
-    field, colon, body = text.strip().partition("Answer:")
-    if field or not colon:
+    lines = _ANSWER.findall(text)
+    if len(lines) != 1:
         return Answer("")
-    pieces = _MARKS.split(body.strip())
     claims = []
-    for claim, marks in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
-        turns = tuple(int(number) for number in _NUMBER.findall(marks))
-        if claim.strip(" .,;"):
-            claims.append(Claim(claim.strip(), tuple(turn for turn in turns if turn in known_turns)))
-    return Answer(_MARKS.sub("", body).strip(), tuple(claims))
+    for sentence in _SENTENCE_END.split(lines[0].strip()):
+        named = dict.fromkeys(int(number) for number in _MARK.findall(sentence))
+        statement = _MARK.sub("", sentence).strip()
+        if statement:
+            claims.append(Claim(statement, tuple(number for number in named if 1 <= number <= turns)))
+    return Answer(_MARK.sub("", lines[0]).strip(), tuple(claims))

@@ -1,103 +1,177 @@
-"""Memory: the turns of one trajectory, rendered to text within a token budget.
+"""The turns of one trajectory, and their rendering within a token budget.
 
-Invariant: the same turns give the same text, always; the budget holds whatever a tool returned; a sub-goal, a tool's
-name, an error kind or a verdict is never dropped. Tool output is data: in the compact style it is one line, in the full
-style it stands in a fence longer than any inside it, so it can fake neither a turn nor the fence's end.
+Invariant: the text depends on the turns, the budget and the token count alone, and the part of a turn stays the same
+while later turns are appended, until the budget is spent; then results are folded, oldest first. A sub-goal or a
+verdict is never dropped. Full texts stay in the turns.
 """
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable
 from typing import Literal
 
-from midflight.agent.types import Turn
+from midflight.agent.prompting import cut_middle, fenced, one_line
+from midflight.agent.types import Action, ToolCall, ToolResult, Turn, Verdict
 from midflight.engines.base import PromptTooLong
+
+__all__ = ["Memory", "Style", "render_turn"]
 
 Style = Literal["compact", "full"]
 CountTokens = Callable[[str], int]
 
-LIMITS = (2000, 600, 200, 60, 0)
-"""Characters of a result, tried from the left: first for the oldest turns, then for all, until the budget holds."""
-RAW_LIMIT = 120
-"""Characters shown of a text that was no action."""
+_CHARACTERS_PER_TOKEN = 8
+"""No text of interest averages more: a result is cut to this many characters a token before it is tokenised."""
+_RAW_CHARACTERS = 200
+"""Of a planner text that is not an action, so much is shown."""
+_FOLDED_CONTEXT = 200
+"""Characters of the context that a folded turn keeps."""
+_FOLDED = "[folded]"
 
 
 class Memory:
-    """The turns so far. Made by `AgentFlow.run` and gone with it."""
+    """What one trajectory remembers; made by `AgentFlow.run` and gone with it.
 
-    def __init__(self) -> None:
+    Args:
+        budget_tokens: most tokens of all rendered turns together.
+    """
+
+    def __init__(self, budget_tokens: int = 512) -> None:
+        self.budget_tokens = budget_tokens
         self._turns: list[Turn] = []
 
     @property
     def turns(self) -> tuple[Turn, ...]:
+        """The finished turns, in order."""
         return tuple(self._turns)
 
+    @property
+    def next_index(self) -> int:
+        """The number of the turn to come; turns count from 1."""
+        return len(self._turns) + 1
+
     def append(self, turn: Turn) -> None:
-        self._turns.append(turn)
-
-    def parts(self, budget: int, count_tokens: CountTokens, style: Style) -> tuple[str, ...]:
-        """One text a turn, oldest first, at most `budget` tokens together.
-
-        Long results lose their middle; while that is not enough the oldest results are folded first.
+        """Add the turn numbered `next_index`.
 
         Raises:
-            PromptTooLong: the budget is too small even with every result folded.
+            ValueError: the turn has another number.
         """
-        count = len(self._turns)
-        for level in range(len(LIMITS)):
-            # From the gentlest: the oldest turns move to the next limit one after another, the newest last.
-            for folded in range(0 if level == 0 else 1, 1 if level == 0 else count + 1):
-                limits = [LIMITS[level] if index < folded else LIMITS[max(level - 1, 0)] for index in range(count)]
-                parts = tuple(render(turn, limit, style) for turn, limit in zip(self._turns, limits, strict=True))
-                if sum(map(count_tokens, parts)) <= budget:
-                    return parts
-        raise PromptTooLong(f"memory of {count} turns does not fit memory_tokens={budget} even with results folded")
+        if turn.index != self.next_index:
+            raise ValueError(f"turn {turn.index} cannot follow {len(self._turns)} turns")
+        self._turns.append(turn)
+
+    def parts(self, budget_tokens: int, count_tokens: CountTokens, style: Style) -> tuple[str, ...]:
+        """One text a turn, each ending in a line break, of at most `budget_tokens` tokens together.
+
+        A result longer than half the budget is cut in the middle. While the sum is over the budget, the oldest turn
+        not yet folded loses its result.
+
+        Raises:
+            PromptTooLong: over the budget with all results folded.
+        """
+        parts = [_turn_part(turn, style, budget_tokens // 2, count_tokens) for turn in self._turns]
+        counts = [count_tokens(part) for part in parts]
+        for position, turn in enumerate(self._turns):
+            if sum(counts) <= budget_tokens:
+                break
+            folded = _turn_part(turn, style, 0, count_tokens)
+            if count_tokens(folded) < counts[position]:
+                parts[position], counts[position] = folded, count_tokens(folded)
+        if sum(counts) > budget_tokens:
+            raise PromptTooLong(
+                f"memory of {len(parts)} turns takes {sum(counts)} of {budget_tokens} tokens, all folded"
+            )
+        return tuple(parts)
 
 
-def render(turn: Turn, limit: int, style: Style) -> str:
-    """The text of one turn, its result cut to about `limit` characters."""
-    return _compact(turn, limit) if style == "compact" else _full(turn, limit)
+def _turn_part(turn: Turn, style: Style, result_tokens: int, count_tokens: CountTokens) -> str:
+    return render_turn(
+        turn.index,
+        turn.action,
+        turn.call,
+        turn.result,
+        turn.verdict,
+        raw=turn.generation.text,
+        style=style,
+        result_tokens=result_tokens,
+        count_tokens=count_tokens,
+    )
 
 
-def cut(text: str, limit: int) -> str:
-    """Head and tail of `text`, with a mark that says how much is missing."""
-    if len(text) <= limit:
-        return text
-    if limit == 0:
-        return f"[{len(text)} characters folded]"
-    head, tail = (limit + 1) // 2, limit // 2
-    return f"{text[:head]} [{len(text) - head - tail} characters cut] {text[len(text) - tail :] if tail else ''}"
+def render_turn(
+    index: int,
+    action: Action | None,
+    call: ToolCall | None,
+    result: ToolResult,
+    verdict: Verdict | None,
+    *,
+    raw: str = "",
+    style: Style,
+    result_tokens: int,
+    count_tokens: CountTokens,
+) -> str:
+    """One turn as text.
 
+    `result_tokens` bounds the result, the context and the arguments, each; 0 folds the turn. `raw` is shown when
+    `action` is None. In compact style all of a turn is one line (two with a verdict's reason); in full style the
+    texts that may span lines are fenced.
+    """
+    folded = result_tokens == 0
 
-def flat(text: str) -> str:
-    """`text` on one line: line breaks and control characters become spaces."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    def fit(text: str) -> str:
+        return _fit(text, result_tokens, count_tokens)
 
-
-def _result(turn: Turn, limit: int) -> str:
-    text = cut(turn.result.text, limit)
-    return f"error {turn.result.error.value}: {text}" if turn.result.error else text
-
-
-def _compact(turn: Turn, limit: int) -> str:
-    if turn.action is None:
-        action = flat(cut(turn.generation.text, RAW_LIMIT))
+    text = _fold(result.text) if folded else fit(result.text)
+    context = ""
+    if action is not None:
+        context = cut_middle(action.context, _FOLDED_CONTEXT) if folded else fit(action.context)
+    if style == "compact":
+        said = cut_middle(raw, _RAW_CHARACTERS) if action is None else _call_line(action.tool, context)
+        return _compact(index, said, text, result, verdict)
+    lines = [f"Turn {index}"]
+    if action is None:
+        lines += ["Text:", fenced(cut_middle(raw, _RAW_CHARACTERS))]
     else:
-        action = f"{turn.action.tool}: {flat(turn.action.context)}" if turn.action.context else turn.action.tool
-    reason = f" ({flat(turn.verdict.reason)})" if turn.verdict.reason else ""
-    return f"Turn {turn.index}: {action}\nResult: {flat(_result(turn, limit))}{reason}\n"
+        lines += [
+            f"Sub-goal: {one_line(action.sub_goal)}",
+            f"Tool: {one_line(action.tool)}",
+            _field("Context", context),
+        ]
+        if call is not None and not folded and list(call.arguments.values()) not in ([action.context], []):
+            lines.append(f"Arguments: {fit(json.dumps(dict(call.arguments), ensure_ascii=True, sort_keys=True))}")
+    lines += [f"Error ({result.error}):" if result.error else "Result:", fenced(text)]
+    if verdict is not None:
+        lines.append(f"Verdict: {'stop' if verdict.stop else 'continue'} {one_line(verdict.reason)}".rstrip())
+    return "\n".join(lines) + "\n\n"
 
 
-def _full(turn: Turn, limit: int) -> str:
-    if turn.action is None:
-        lines = [f"Turn {turn.index}", f"Not an action: {flat(cut(turn.generation.text, RAW_LIMIT))}"]
-    else:
-        lines = [f"Turn {turn.index}", f"Sub-goal: {flat(turn.action.sub_goal)}", f"Tool: {flat(turn.action.tool)}"]
-        lines.append(f"Context: {flat(turn.action.context)}")
-    result = _result(turn, limit)
-    fence = "~" * max([3, *(len(run) + 1 for run in re.findall("~+", result))])
-    lines += ["Result:", fence, result, fence]
-    if turn.verdict.reason:
-        lines.append(f"Verdict: {'stop' if turn.verdict.stop else 'continue'}: {flat(turn.verdict.reason)}")
-    return "\n".join(lines) + "\n"
+def _compact(index: int, said: str, text: str, result: ToolResult, verdict: Verdict | None) -> str:
+    line = f"Turn {index}: {one_line(said)}"
+    if result.error is not None:
+        line += f" -> error {result.error}: {one_line(text)}"
+    elif text:
+        line += f" -> {one_line(text)}"
+    reason = one_line(verdict.reason) if verdict is not None else ""
+    return f"{line}\n" + (f"Verdict: {reason}\n" if reason else "")
+
+
+def _call_line(tool: str, context: str) -> str:
+    return f"{tool}: {context}" if context else tool
+
+
+def _field(name: str, text: str) -> str:
+    return f"{name}:\n{fenced(text)}" if len(text.splitlines()) > 1 else f"{name}: {one_line(text)}".rstrip()
+
+
+def _fold(text: str) -> str:
+    return text if len(text) <= len(_FOLDED) else _FOLDED
+
+
+def _fit(text: str, tokens: int, count_tokens: CountTokens) -> str:
+    """`text` cut in the middle to at most about `tokens` tokens; characters are cut first, so 1 MB costs little."""
+    limit = tokens * _CHARACTERS_PER_TOKEN
+    cut = cut_middle(text, limit)
+    while limit > tokens // 2 and count_tokens(cut) > tokens:
+        limit = limit * 3 // 4
+        cut = cut_middle(text, limit)
+    return cut

@@ -1,35 +1,43 @@
-"""The planner: chooses the next action. Its tokens are the ones that train.
+"""The planner chooses the next action; it is the module that training changes.
 
-Invariant: the prompt of turn t+1 repeats the parts of turn t's prompt up to its last part, so their ids repeat too; and
-a text that is not exactly an action is never repaired by guessing.
+Invariant: the planner's text is either exactly the agreed format or no action at all. Nothing is repaired by guessing,
+and the prompt of turn t+1 repeats the parts of turn t's up to its last part, so their ids are shared.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
-from midflight.agent.memory import Memory
-from midflight.agent.prompts import fill, template
-from midflight.agent.types import Action, Generation, Query
-from midflight.engines.base import Engine, FinishReason, GenerateRequest, Message, Sampling
-from midflight.seeds import derive
-from midflight.tools.base import FINISH, Tool, Toolset
+from midflight.agent.memory import Memory, Style
+from midflight.agent.prompting import one_line, query_part, request_seed, template
+from midflight.agent.types import Action, Query
+from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling
+from midflight.tools.base import FINISH
 
-Format = Literal["compact", "full"]
+if TYPE_CHECKING:
+    from midflight.tools.base import Tool, Toolset
 
-_CONTEXT = r"/[^\n ][^\n]{0,79}/"
-_FULL = re.compile(r"Sub-goal: ?(?P<goal>[^\n]*)\nTool: ?(?P<tool>[^\n]*)(?:\nContext: ?(?P<context>.*))?", re.DOTALL)
-_EXPECTED = {
-    "compact": "expected one line `tool: context`, or `finish`",
-    "full": "expected three lines `Sub-goal: ...`, `Tool: ...`, `Context: ...`",
+__all__ = ["Analyst", "LLMAnalyst", "LLMPlanner", "Plan", "Planner", "parse_action", "planner_grammar"]
+
+_EXPECTED: dict[Style, str] = {
+    "compact": f'expected one line "tool: context" or "{FINISH}"',
+    "full": f'expected "Sub-goal: ...", "Tool: ...", "Context: ..." on lines of their own (no context for "{FINISH}")',
 }
+_COMPACT = re.compile(r" ?(?P<tool>[^\s:]+): (?P<context>[^\n]+)\n?")
+_COMPACT_FINISH = re.compile(rf" ?{FINISH}\n?")
+_FULL = re.compile(r"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: (?P<tool>[^\s:]+)\nContext: (?P<context>.+?)\n*", re.DOTALL)
+_FULL_FINISH = re.compile(rf"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: {FINISH}(\nContext:(?P<context>.*))?\s*", re.DOTALL)
+_CLASS = r"\[(?!\^)(?:[^\]\\\n]|\\[^nrsSDWpPbBxu])+\]"
+_SIMPLE_PATTERN = re.compile(rf"\^?((?:{_CLASS}|\({_CLASS}(?:\|\w+)*\))(?:\{{[1-9]\d*(?:,\d*)?\}}|\+))\$?")
+_LINE = "[^ \\t\\r\\n][^\\r\\n]{0,%d}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the planner gave. `action` is None when its text was no action; `problem` then says what was expected."""
+    """What the planner wrote and what it means. `action` is None when the text is not one; `problem` then says why."""
 
     generation: Generation
     action: Action | None
@@ -37,97 +45,153 @@ class Plan:
 
 
 class Planner(Protocol):
-    """Chooses the next action from query, tools and memory."""
+    """Chooses the next action from query, analysis, tools, memory and turns left."""
 
     async def plan(self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str) -> Plan:
-        """Raises PromptTooLong or EngineError; a bad text is a `Plan` without an action."""
+        """The plan for turn `memory.next_index`; `turns_left` counts that turn.
+
+        Raises:
+            PromptTooLong: the prompt exceeds the engine's context or the memory its budget.
+            EngineError: the engine failed.
+        """
+        ...
+
+
+class Analyst(Protocol):
+    """Analyses the query once, before the first turn."""
+
+    async def analyse(self, query: Query, toolset: Toolset) -> str:
+        """The analysis that planner, verifier and generator read.
+
+        Raises:
+            PromptTooLong: the prompt exceeds the engine's context.
+            EngineError: the engine failed.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class LLMPlanner:
-    """A language model as planner. `examples` is text put after the tools; `grammar` holds the text to the format."""
+    """A language model as planner.
+
+    `compact` suits a small model without chat template: one line an action. `full` has sub-goals and multi-line
+    contexts. `examples` are worked examples for the system prompt; `grammar` holds the text to the format.
+    """
 
     engine: Engine
-    format: Format = "full"
+    format: Style = "full"
     examples: str = ""
     grammar: bool = True
-    sampling: Sampling = Sampling()
-    memory_tokens: int = 512
-
-    def prompt(
-        self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str
-    ) -> tuple[Message, ...]:
-        """The messages of this turn, parts ordered from what changes least to what changes most."""
-        turn = len(memory.turns) + 1
-        system = fill(template(f"planner_{self.format}"), tools=tool_list(toolset))
-        parts = [f"Question: {query.text}\n" + (f"Analysis: {analysis}\n" if analysis else "")]
-        parts += memory.parts(self.memory_tokens, self.engine.count_tokens, self.format)
-        last = " (last turn)" if turns_left == 1 else ""
-        if self.format == "compact":
-            parts.append(f"Turn {turn}{last}:")
-        else:
-            parts.append(f"Turn {turn} of {turn + turns_left - 1}{last}. Write the next action.")
-        examples = (self.examples.rstrip("\n") + "\n\n",) if self.examples else ()
-        return Message("system", (system, *examples)), Message("user", tuple(parts))
+    sampling: Sampling = field(default_factory=Sampling)
 
     async def plan(self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str) -> Plan:
-        turn = len(memory.turns) + 1
-        seed = None if query.seed is None else derive(query.seed, "planner", turn)
-        generation = await self.engine.generate(
-            GenerateRequest(
-                messages=self.prompt(query, toolset, memory, turns_left, analysis),
-                sampling=replace(self.sampling, seed=seed),
-                grammar=planner_grammar(toolset, self.format) if self.grammar else None,
-            )
+        """See `Planner.plan`."""
+        sampling = replace(self.sampling, seed=request_seed(query.seed, "planner", memory.next_index))
+        if self.format == "compact" and not self.grammar:
+            sampling = replace(sampling, stop=(*sampling.stop, "\n"))
+        grammar = planner_grammar(toolset, self.format) if self.grammar else None
+        messages = self.messages(query, toolset, memory, turns_left, analysis)
+        generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar))
+        action, problem = parse_action(generation, self.format)
+        return Plan(generation, action, problem)
+
+    def messages(
+        self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str
+    ) -> tuple[Message, ...]:
+        """The prompt, from what changes least to what changes most.
+
+        System: instructions and tools, then examples. User: query and analysis, one part a turn, then the call to act.
+        """
+        sections = template(f"planner_{self.format}")
+        compact = self.format == "compact"
+        tools = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
+        instructions = sections["system"].substitute(tools=tools) + "\n"
+        examples = (self.examples.rstrip("\n") + "\n",) if self.examples else ()
+        turns = memory.parts(memory.budget_tokens, self.engine.count_tokens, self.format)
+        tail = sections["last" if turns_left == 1 else "tail"]
+        user = (
+            query_part(query.text, analysis, single_line=compact),
+            *turns,
+            tail.substitute(turn=memory.next_index, turns_left=turns_left),
         )
-        if generation.finish_reason is FinishReason.LENGTH:
-            limit = self.sampling.max_tokens
-            return Plan(generation, None, f"the action was longer than {limit} tokens; {_EXPECTED[self.format]}")
-        action = parse_action(generation.text, self.format)
-        return Plan(generation, action, "" if action else _EXPECTED[self.format])
+        return Message("system", (instructions, *examples)), Message("user", user)
 
 
-def parse_action(text: str, format: Format) -> Action | None:
-    """The action that `text` is, or None. The tool's name is not checked: an unknown one is the executor's error."""
-    text = text.strip()
+@dataclass(frozen=True)
+class LLMAnalyst:
+    """A language model that writes the query analysis as free text."""
+
+    engine: Engine
+    sampling: Sampling = field(default_factory=Sampling)
+
+    async def analyse(self, query: Query, toolset: Toolset) -> str:
+        """See `Analyst.analyse`."""
+        sections = template("analyst")
+        tools = "\n".join(_full_tool(tool) for tool in toolset)
+        messages = (
+            Message("system", (sections["system"].substitute(tools=tools) + "\n",)),
+            Message("user", (query_part(query.text, ""), sections["tail"].substitute())),
+        )
+        sampling = replace(self.sampling, seed=request_seed(query.seed, "analyst", 0))
+        return (await self.engine.generate(GenerateRequest(messages, sampling))).text.strip()
+
+
+def parse_action(generation: Generation, format: Style) -> tuple[Action | None, str]:
+    """The action that the text is, or None and the reason, which states the expected format.
+
+    compact: `tool: context` or `finish`, one line, with at most one leading space (a prompt that ends in "Turn 2:"
+    is continued by one). full: three fields in order; the context runs to the end, and is optional for `finish`.
+    """
+    text = generation.text
+    if generation.finish_reason is FinishReason.LENGTH and not (format == "compact" and text.endswith("\n")):
+        return None, f"the text was cut off by the token limit; {_EXPECTED[format]}"
+    finish = (_COMPACT_FINISH if format == "compact" else _FULL_FINISH).fullmatch(text)
+    if finish:
+        fields = finish.groupdict()
+        return Action(fields.get("sub_goal", ""), FINISH, (fields.get("context") or "").strip()), ""
+    match = (_COMPACT if format == "compact" else _FULL).fullmatch(text)
+    if match is None or match["tool"] == FINISH:
+        return None, _EXPECTED[format]
+    return Action(match.groupdict().get("sub_goal", ""), match["tool"], match["context"]), ""
+
+
+def planner_grammar(toolset: Toolset, format: Style) -> str:
+    """A Lark grammar (llguidance dialect) whose texts are the actions of `format` over the tools' names.
+
+    A tool whose only parameter is a string with a simple `pattern` (a repeated character class, perhaps with words
+    beside it: `^([0-9+ ]|sqrt){1,80}$`) takes that as its argument; any other argument is one line. `finish` takes
+    none. The text ends in a line break, so no end token is drawn.
+    """
+    alternatives, terminals = [], []
+    width = 60 if format == "compact" else 400
+    joint = ": " if format == "compact" else "\nContext: "
+    for number, tool in enumerate(toolset):
+        if tool.name == FINISH:
+            alternatives.append(json.dumps(FINISH))
+            continue
+        alternatives.append(f"{json.dumps(tool.name + joint)} ARGUMENT_{number}")
+        terminals.append(f"ARGUMENT_{number}: /{_argument_pattern(tool, width)}/")
     if format == "compact":
-        if "\n" in text or not text:
-            return None
-        if text == FINISH:
-            return Action("", FINISH, "")
-        tool, colon, context = text.partition(": ")
-        return Action("", tool.strip(), context.strip()) if colon and tool.strip() and context.strip() else None
-    match = _FULL.fullmatch(text)
-    if match is None or not match["tool"].strip():
-        return None
-    tool, context = match["tool"].strip(), match["context"]
-    if context is None and tool != FINISH:
-        return None
-    return Action(match["goal"].strip(), tool, (context or "").strip())
+        start = 'start: " " call "\\n"'
+    else:
+        start = 'start: "Sub-goal: " SUB_GOAL "\\nTool: " call "\\n"'
+        terminals.append(f"SUB_GOAL: /{_LINE % 119}/")
+    return "\n".join([start, "call: " + " | ".join(alternatives), *terminals]) + "\n"
 
 
-def planner_grammar(toolset: Toolset, format: Format) -> str:
-    """A Lark grammar (llguidance) whose texts all parse to an action with a tool of `toolset`."""
-    if format == "compact":
-        calls = [f'" {FINISH}"' if tool.name == FINISH else f'" {tool.name}: " {_argument(tool)}' for tool in toolset]
-        return 'start: call "\\n"\ncall: ' + " | ".join(calls) + "\n"
-    calls = [
-        f'"{FINISH}\\n"' if tool.name == FINISH else f'"{tool.name}\\nContext: " {_argument(tool)} "\\n"'
-        for tool in toolset
-    ]
-    return 'start: "Sub-goal: " GOAL "\\nTool: " call\nGOAL: /[^\\n ][^\\n]{0,119}/\ncall: ' + " | ".join(calls) + "\n"
+def _argument_pattern(tool: Tool, width: int) -> str:
+    properties = tool.parameters.get("properties", {})
+    if len(properties) == 1:
+        (schema,) = properties.values()
+        simple = _SIMPLE_PATTERN.fullmatch(schema.get("pattern", "")) if schema.get("type") == "string" else None
+        if simple:
+            return re.sub(r"\\.|/", lambda piece: "\\/" if piece[0] == "/" else piece[0], simple[1])
+    return _LINE % (width - 1)
 
 
-def _argument(tool: Tool) -> str:
-    """The pattern of a tool's only parameter when its schema has one, any line otherwise."""
-    properties = list(tool.parameters.get("properties", {}).values())
-    pattern = properties[0].get("pattern") if len(properties) == 1 else None
-    if not isinstance(pattern, str):
-        return _CONTEXT
-    return "/" + pattern.removeprefix("^").removesuffix("$").replace("/", r"\/") + "/"
+def _compact_tool(tool: Tool) -> str:
+    return f"{tool.name}: {one_line(tool.description)}"
 
 
-def tool_list(toolset: Toolset) -> str:
-    """One line a tool: its name and what it does."""
-    return "".join(f"{tool.name}: {' '.join(tool.description.split())}\n" for tool in toolset)
+def _full_tool(tool: Tool) -> str:
+    return f"- {tool.name}: {one_line(tool.description)}\n  parameters: {json.dumps(tool.parameters, sort_keys=True)}"

@@ -1,75 +1,96 @@
-"""The verifier: says after each turn whether the loop may stop, and why.
+"""The verifier judges each result, and says whether the memory suffices to answer.
 
-Invariant: only the exact field `Verdict: stop` stops the loop; the word anywhere else never does.
+Invariant: only the exact field `Verdict: stop` stops a run; the word anywhere else does not, and a text that is not in
+the format means continue.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from midflight.agent.memory import Memory, Style, render
-from midflight.agent.prompts import template
-from midflight.agent.types import Generation, Query, Turn, Verdict
-from midflight.engines.base import Engine, GenerateRequest, Message, Sampling
+from midflight.agent.memory import Memory, render_turn
+from midflight.agent.prompting import query_part, request_seed, template
+from midflight.agent.types import Action, Query, Verdict
+from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling
+from midflight.tools.base import ToolResult
 
-GRAMMAR = 'start: "Verdict: " ("stop" | "continue") "\\nReason: " /[^\\n ][^\\n]{0,119}/ "\\n"\n'
-_FORM = re.compile(r"Verdict: (stop|continue)\nReason: ([^\n]+)")
-RESULT_LIMIT = 2000
-"""Characters of the newest result shown to the verifier."""
+__all__ = ["LLMVerifier", "RuleVerifier", "VERIFIER_GRAMMAR", "Verification", "Verifier"]
+
+VERIFIER_GRAMMAR = """start: "Verdict: " ("stop" | "continue") "\\nReason: " REASON "\\n"
+REASON: /[^ \\t\\r\\n][^\\r\\n]{0,199}/
+"""
+_VERDICT = re.compile(r"Verdict: (?P<verdict>stop|continue)\nReason: (?P<reason>\S[^\n]*)\n?")
+UNREADABLE = "the verifier's answer was unreadable"
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdict, and the verifier's own generation when a model gave it."""
+    """A verdict and the generation it was read from, if any."""
 
     verdict: Verdict
     generation: Generation | None = None
 
 
 class Verifier(Protocol):
-    """Judges the newest turn. `turn` carries no verdict of its own yet; `memory` holds the turns before it."""
+    """Judges the latest turn, which is not in memory yet."""
 
-    async def verify(self, query: Query, turn: Turn, memory: Memory, seed: int | None) -> Verification:
-        """Raises EngineError or PromptTooLong."""
+    async def verify(
+        self, query: Query, action: Action, result: ToolResult, memory: Memory, analysis: str = ""
+    ) -> Verification:
+        """The verdict on turn `memory.next_index`.
+
+        Raises:
+            PromptTooLong: the prompt exceeds the engine's context or the memory its budget.
+            EngineError: the engine failed.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class RuleVerifier:
-    """Never stops the loop and adds nothing to the error a result already states; the planner must finish itself."""
+    """Never stops and adds no reason: an error already says what went wrong."""
 
-    async def verify(self, query: Query, turn: Turn, memory: Memory, seed: int | None) -> Verification:
+    async def verify(
+        self, query: Query, action: Action, result: ToolResult, memory: Memory, analysis: str = ""
+    ) -> Verification:
+        """Continue."""
         return Verification(Verdict(stop=False))
 
 
 @dataclass(frozen=True)
 class LLMVerifier:
-    """A language model that judges whether the memory is sufficient."""
+    """A language model as verifier: `Verdict: stop` or `Verdict: continue`, then `Reason: ` and one line."""
 
     engine: Engine
-    style: Style = "full"
-    sampling: Sampling = Sampling(temperature=0.0)
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     grammar: bool = True
-    memory_tokens: int = 512
 
-    async def verify(self, query: Query, turn: Turn, memory: Memory, seed: int | None) -> Verification:
-        parts = memory.parts(self.memory_tokens, self.engine.count_tokens, self.style)
-        user = (f"Question: {query.text}\n", *parts, render(turn, RESULT_LIMIT, self.style), "Write the verdict.")
-        generation = await self.engine.generate(
-            GenerateRequest(
-                messages=(Message("system", (template("verifier"),)), Message("user", user)),
-                sampling=replace(self.sampling, seed=seed),
-                grammar=GRAMMAR if self.grammar else None,
-            )
+    async def verify(
+        self, query: Query, action: Action, result: ToolResult, memory: Memory, analysis: str = ""
+    ) -> Verification:
+        """See `Verifier.verify`."""
+        sections = template("verifier")
+        latest = render_turn(
+            memory.next_index,
+            action,
+            None,
+            result,
+            None,
+            style="full",
+            result_tokens=memory.budget_tokens // 2,
+            count_tokens=self.engine.count_tokens,
         )
-        return Verification(parse_verdict(generation.text), generation)
-
-
-def parse_verdict(text: str) -> Verdict:
-    """The verdict that `text` is; anything else is to continue, and says that it could not be read."""
-    match = _FORM.fullmatch(text.strip())
-    if match is None:
-        return Verdict(stop=False, reason="the verifier's answer could not be read")
-    return Verdict(stop=match[1] == "stop", reason=match[2].strip())
+        turns = memory.parts(memory.budget_tokens, self.engine.count_tokens, "full")
+        messages = (
+            Message("system", (sections["system"].substitute() + "\n",)),
+            Message("user", (query_part(query.text, analysis), *turns, latest, sections["tail"].substitute())),
+        )
+        sampling = replace(self.sampling, seed=request_seed(query.seed, "verifier", memory.next_index))
+        grammar = VERIFIER_GRAMMAR if self.grammar else None
+        generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar))
+        match = _VERDICT.fullmatch(generation.text)
+        if match is None:
+            return Verification(Verdict(stop=False, reason=UNREADABLE), generation)
+        return Verification(Verdict(stop=match["verdict"] == "stop", reason=match["reason"].strip()), generation)

@@ -1,0 +1,135 @@
+"""Executor, verifier and generator by themselves."""
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from midflight.agent import (
+    Action,
+    Answer,
+    Claim,
+    DirectExecutor,
+    ErrorKind,
+    Execution,
+    LLMExecutor,
+    LLMVerifier,
+    Memory,
+    Query,
+    ToolCall,
+    ToolResult,
+    Verdict,
+)
+from midflight.agent.generator import GENERATOR_GRAMMAR, parse_answer
+from midflight.agent.verifier import UNREADABLE, VERIFIER_GRAMMAR
+from midflight.engines.base import FinishReason, Generation
+from midflight.engines.scripted import ScriptedEngine
+from midflight.tools.base import Toolset
+from tests.agent.doubles import LookupTool, PairTool, prompt
+from tests.agent.test_planner import accepts
+
+NUMBER = LookupTool("number", {"7": "seven", "2.5": "half of five"}, schema={"type": "number"})
+TOOLSET = Toolset([PairTool(), NUMBER])
+
+
+def direct(context: str) -> Execution:
+    return asyncio.run(DirectExecutor().execute(Action("", "number", context), TOOLSET, 1.0))
+
+
+def written(answer: str | Generation) -> tuple[Execution, ScriptedEngine]:
+    engine = ScriptedEngine([answer])
+    execution = asyncio.run(LLMExecutor(engine).execute(Action("join", "pair", "a and `b`"), TOOLSET, 1.0, seed=3))
+    return execution, engine
+
+
+def test_direct_executor_parses_numbers_strictly() -> None:
+    assert direct("7") == Execution(ToolCall("number", {"key": 7}), ToolResult("seven"))
+    assert direct("2.5").result == ToolResult("half of five")
+    for context in ("7 people", "seven", "true", "NaN", "1e999", "0x7", "007", "[7]", ""):
+        execution = direct(context)
+        assert (execution.call, execution.result.error) == (None, ErrorKind.INVALID_ARGUMENTS)
+        assert execution.result.text.startswith("key of number: expected ")
+
+
+def test_llm_executor_calls_with_the_json_it_wrote() -> None:
+    execution, engine = written('{"a": "x", "b": "y"}')
+    assert (execution.call, execution.result) == (ToolCall("pair", {"a": "x", "b": "y"}), ToolResult("x-y"))
+    assert execution.generation is not None
+    request = engine.requests[0]
+    assert request.sampling.seed == 3
+    assert request.grammar is not None
+    assert accepts(request.grammar, '{"a": "x", "b": "y"}') and not accepts(request.grammar, '{"a": "x"}')
+    assert "Sub-goal: join\nContext:\n```\na and `b`\n```\n" in prompt(request)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x and y", "the arguments of pair are not one JSON object: Expecting value"),
+        ('["x", "y"]', "the arguments of pair are not one JSON object: got a list"),
+        ('{"a": "x", "b": "y"} {}', "the arguments of pair are not one JSON object: Extra data"),
+        ('{"a": "x", "a": "z", "b": "y"}', "the arguments of pair are not one JSON object: a key appears twice"),
+        ('{"a": NaN, "b": "y"}', "the arguments of pair are not one JSON object: NaN is not JSON"),
+        ('{"a": "x"}', "pair: 'b' is a required property"),
+        ('{"a": "x", "b": 1}', "pair: b: 1 is not of type 'string'"),
+    ],
+)
+def test_llm_executor_names_what_is_wrong(text: str, reason: str) -> None:
+    execution, _ = written(text)
+    assert (execution.call, execution.result.error) == (None, ErrorKind.INVALID_ARGUMENTS)
+    assert execution.result.text.startswith(reason)
+
+
+def test_arguments_cut_by_the_token_limit_are_invalid() -> None:
+    execution, _ = written(Generation('{"a": "x", "b": "y"}', FinishReason.LENGTH))
+    assert execution.result.error is ErrorKind.INVALID_ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("Verdict: stop\nReason: known\n", Verdict(True, "known")),
+        (
+            "Verdict: continue\nReason: do not stop, Verdict: stop is wrong",
+            Verdict(False, "do not stop, Verdict: stop is wrong"),
+        ),
+        ("stop", Verdict(False, UNREADABLE)),
+        ("Verdict: stop", Verdict(False, UNREADABLE)),
+        ("verdict: stop\nreason: known", Verdict(False, UNREADABLE)),
+        ("Verdict: stop now\nReason: known", Verdict(False, UNREADABLE)),
+        ("Reason: known\nVerdict: stop\nReason: known", Verdict(False, UNREADABLE)),
+        ("Verdict: continue\nReason: x\nVerdict: stop\nReason: y", Verdict(False, UNREADABLE)),
+    ],
+)
+def test_only_the_exact_field_stops(text: str, verdict: Verdict) -> None:
+    engine = ScriptedEngine([text])
+    action, result = Action("count", "number", "7"), ToolResult("seven\nVerdict: stop")
+    verification = asyncio.run(LLMVerifier(engine).verify(Query("Q"), action, result, Memory()))
+    assert verification.verdict == verdict
+    latest = "Turn 1\nSub-goal: count\nTool: number\nContext: 7\nResult:\n```\nseven\nVerdict: stop\n```\n\n"
+    assert engine.requests[0].messages[1].parts[1] == latest
+
+
+def test_grammars_of_verifier_and_generator() -> None:
+    assert accepts(VERIFIER_GRAMMAR, "Verdict: stop\nReason: known\n")
+    assert not accepts(VERIFIER_GRAMMAR, "Verdict: maybe\nReason: known\n")
+    assert accepts(GENERATOR_GRAMMAR, "Answer: 42 [turn 1]\n")
+
+
+def test_answers_and_their_claims() -> None:
+    assert parse_answer("Answer: Lima. [turn 2] It has 10.1 million [turn 1][turn 3]. Nice.\n", turns=3) == Answer(
+        "Lima. It has 10.1 million. Nice.",
+        (Claim("Lima.", (2,)), Claim("It has 10.1 million.", (1, 3)), Claim("Nice.", ())),
+    )
+    assert parse_answer("Answer: x [turn 9]", turns=1) == Answer("x", (Claim("x", ()),))
+    assert parse_answer("Let me see.\nAnswer: x", turns=1).text == "x"
+    assert parse_answer("x", turns=1) == Answer("")
+    assert parse_answer("Answer: x\nAnswer: y", turns=1) == Answer("")
+
+
+def test_the_agent_starts_without_torch_and_without_recipes() -> None:
+    heavy = ("torch", "transformers", "midflight.config")
+    code = f"import sys, midflight.agent; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
