@@ -9,9 +9,9 @@ from pathlib import Path
 
 from midflight.agent import (
     AgentFlow,
-    Analyst,
     DirectExecutor,
     LastResultGenerator,
+    LLMAnalyst,
     LLMExecutor,
     LLMGenerator,
     LLMPlanner,
@@ -68,28 +68,23 @@ def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine |
         assert frozen is not None, "frozen_modules says that an engine is needed"
         return frozen
 
-    style, memory = agent.planner.format, agent.memory_tokens
     return AgentFlow(
         LLMPlanner(
             planner,
-            format=style,
+            format=agent.planner.format,
             examples=examples,
             grammar=agent.planner.grammar,
             sampling=Sampling(temperature=temperature, max_tokens=agent.planner.max_tokens),
-            memory_tokens=memory,
         ),
         LLMExecutor(other(), sampling(agent.executor)) if agent.executor.kind == "llm" else DirectExecutor(),
-        LLMVerifier(other(), style, sampling(agent.verifier), memory_tokens=memory)
-        if agent.verifier.kind == "llm"
-        else RuleVerifier(),
-        LLMGenerator(other(), style, sampling(agent.generator), memory_tokens=memory)
-        if agent.generator.kind == "llm"
-        else LastResultGenerator(),
+        LLMVerifier(other(), sampling(agent.verifier)) if agent.verifier.kind == "llm" else RuleVerifier(),
+        LLMGenerator(other(), sampling(agent.generator)) if agent.generator.kind == "llm" else LastResultGenerator(),
         toolset,
         max_turns=agent.max_turns,
         max_seconds=agent.max_seconds,
+        memory_tokens=agent.memory_tokens,
         tool_seconds=agent.tool_seconds,
-        analyst=Analyst(other(), sampling(agent.analyst)) if agent.query_analysis else None,
+        analyst=LLMAnalyst(other(), sampling(agent.analyst)) if agent.query_analysis else None,
     )
 
 
@@ -101,7 +96,7 @@ def check_prompt_fits(recipe: Recipe, flow: AgentFlow, engine: LocalEngine) -> N
     """
     planner = flow.planner
     assert isinstance(planner, LLMPlanner)
-    messages = planner.prompt(Query(""), flow.toolset, Memory(), flow.max_turns, "")
+    messages = planner.messages(Query(""), flow.toolset, Memory(), flow.max_turns, "")
     smallest = sum(map(len, engine.encode(messages)))
     need = smallest + recipe.agent.memory_tokens + recipe.agent.planner.max_tokens
     if need > engine.context_length:

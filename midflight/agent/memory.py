@@ -113,8 +113,8 @@ def render_turn(
     """One turn as text.
 
     `result_tokens` bounds the result, the context and the arguments, each; 0 folds the turn. `raw` is shown when
-    `action` is None. In compact style all of a turn is one line (two with a verdict's reason); in full style the
-    texts that may span lines are fenced.
+    `action` is None. In compact style the action is one line and the result the next (and a verdict's reason one more);
+    in full style the texts that may span lines are fenced.
     """
     folded = result_tokens == 0
 
@@ -148,9 +148,9 @@ def render_turn(
 def _compact(index: int, said: str, text: str, result: ToolResult, verdict: Verdict | None) -> str:
     line = f"Turn {index}: {one_line(said)}"
     if result.error is not None:
-        line += f" -> error {result.error}: {one_line(text)}"
+        line += f"\nError: {result.error}: {one_line(text)}"
     elif text:
-        line += f" -> {one_line(text)}"
+        line += f"\nResult: {one_line(text)}"
     reason = one_line(verdict.reason) if verdict is not None else ""
     return f"{line}\n" + (f"Verdict: {reason}\n" if reason else "")
 

@@ -109,7 +109,7 @@ class PrefixCache:
         device = self._model.device
         new = torch.tensor([ids[len(base) :]], device=device)
         positions = torch.arange(len(base), len(ids), device=device)[None]
-        cache = SuffixCache(self._model.config.num_hidden_layers, new.shape[1])
+        cache = SuffixCache(self._model.config.num_hidden_layers, 1, new.shape[1])
         mask = causal_mask(new.shape[1], self._model.dtype, device)
         self._model(
             input_ids=new, position_ids=positions, attention_mask=mask, cache=cache, trunk=parent, logits_to_keep=1
@@ -151,13 +151,15 @@ def generate(model: Any, prefixes: PrefixCache, masks: Masks, rows: list[Row]) -
     """Fill `ids`, `logprobs`, `forced` and `finish` of each row."""
     trunk_ids = common_trunk(rows)
     cut = len(trunk_ids)
-    distinct: dict[Ids, Row] = {}
-    for row in rows:
-        distinct.setdefault(row.prompt, row)
-    stems = [prefixes.stem(cut, row) for row in distinct.values()]
-    past = max(end for end, _ in stems) - cut
-    longest = max(len(prompt) - end for prompt, (end, _) in zip(distinct, stems, strict=True))
-    scores = len(distinct) * model.config.num_attention_heads * longest * (cut + past + longest)
+    by_prompt = {row.prompt: row for row in rows}
+    ends: dict[Ids, int] = {}
+    stems: dict[Ids, list[LayerKV] | None] = {}
+    for prompt, row in by_prompt.items():
+        ends[prompt], stems[prompt] = prefixes.stem(cut, row)
+    prompts = sorted(by_prompt, key=lambda prompt: len(prompt) - ends[prompt])
+    past = max(ends.values()) - cut
+    longest = len(prompts[-1]) - ends[prompts[-1]]
+    scores = len(prompts) * model.config.num_attention_heads * longest * (past + longest)
     if scores > SCORE_BUDGET and len(rows) > 1:
         half = len(rows) // 2
         generate(model, prefixes, masks, rows[:half])
@@ -168,38 +170,47 @@ def generate(model: Any, prefixes: PrefixCache, masks: Masks, rows: list[Row]) -
     device, dtype = model.device, model.dtype
     low = torch.finfo(dtype).min
 
-    # Prefill: of every distinct prompt what no stem holds. Stems end in one column and so do prompts, so both are
-    # padded on the left: [pad, stem, pad, new tokens, room for what is drawn].
-    layers = model.config.num_hidden_layers
-    cache = SuffixCache(layers, past + longest + max(row.sampling.max_tokens for row in rows))
-    cache.load([stem for _, stem in stems], past)
-    ends = torch.tensor([end for end, _ in stems])
-    lengths = torch.tensor([len(prompt) for prompt in distinct])
-    ids = torch.zeros(len(distinct), longest, dtype=torch.long)
-    for index, (prompt, (end, _)) in enumerate(zip(distinct, stems, strict=True)):
-        ids[index, longest - (len(prompt) - end) :] = torch.tensor(prompt[end:])
-    pads = longest - (lengths - ends)
-    columns = torch.arange(past + longest)
-    hidden = columns[None] < past - (ends - cut)[:, None]
-    hidden |= (columns[None] >= past) & (columns[None] < past + pads[:, None])
-    positions = (torch.arange(longest)[None] - pads[:, None]).clamp(min=0) + ends[:, None]
-    padding = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, low)[:, None, None].to(device)
-    causal = torch.cat([torch.zeros(1, 1, longest, past, dtype=dtype), causal_mask(longest, dtype)], dim=-1)
-    logits = model(
-        input_ids=ids.to(device),
-        position_ids=positions.to(device),
-        attention_mask=(causal.to(device) + padding).clamp(min=low),
-        cache=cache,
-        logits_to_keep=1,
-        **trunk,
-    ).logits[:, -1]
-    cache.advance(longest)
-    for index, row in enumerate(distinct.values()):
-        end = len(row.prompt) - len(row.segments[-1])
-        if end > int(ends[index]):
-            spans = [(past - (int(ends[index]) - cut), past)]
-            spans.append((past + int(pads[index]), past + int(pads[index]) + end - int(ends[index])))
-            prefixes.keep_stem(cut, row.prompt[:end], cache.copy(index, spans))
+    # Prefill: of every distinct prompt what no stem holds, prompts of like length together. All end in one column:
+    # [hidden, stem, hidden, new tokens, room for what is drawn].
+    width = past + longest
+    room = max(row.sampling.max_tokens for row in rows)
+    cache = SuffixCache(model.config.num_hidden_layers, len(prompts), width + room)
+    padding = torch.full((len(prompts), width), low, dtype=dtype)
+    pieces = []
+    for first, last in like_lengths([len(prompt) - ends[prompt] for prompt in prompts]):
+        bucket = prompts[first:last]
+        new = len(bucket[-1]) - ends[bucket[-1]]
+        start = width - new
+        ids = torch.zeros(len(bucket), new, dtype=torch.long)
+        positions = torch.zeros(len(bucket), new, dtype=torch.long)
+        for index, prompt in enumerate(bucket):
+            fresh = len(prompt) - ends[prompt]
+            ids[index, new - fresh :] = torch.tensor(prompt[ends[prompt] :])
+            positions[index, new - fresh :] = torch.arange(ends[prompt], len(prompt))
+            padding[first + index, width - fresh :] = 0.0
+            padding[first + index, start - (ends[prompt] - cut) : start] = 0.0
+        cache.focus(first, last, start)
+        cache.load([stems[prompt] for prompt in bucket])
+        causal = torch.cat([torch.zeros(1, 1, new, start, dtype=dtype), causal_mask(new, dtype)], dim=-1)
+        output = model(
+            input_ids=ids.to(device),
+            position_ids=positions.to(device),
+            attention_mask=(causal + padding[first:last, None, None]).clamp(min=low).to(device),
+            cache=cache,
+            logits_to_keep=1,
+            **trunk,
+        )
+        pieces.append(output.logits[:, -1])
+        for index, prompt in enumerate(bucket):
+            row = by_prompt[prompt]
+            end = len(prompt) - len(row.segments[-1])
+            if end > ends[prompt]:
+                fresh = width - (len(prompt) - ends[prompt])
+                spans = [(start - (ends[prompt] - cut), start), (fresh, fresh + end - ends[prompt])]
+                prefixes.keep_stem(cut, prompt[:end], cache.copy(first + index, spans))
+    logits = torch.cat(pieces)
+    cache.focus(0, len(prompts), width)
+    padding = padding[:, None, None].to(device)
 
     # Decode: one token a step for every distinct sequence; nodes split as their rows part, and leave as they finish.
     grouped: dict[tuple[Any, ...], Node] = {}
@@ -209,7 +220,7 @@ def generate(model: Any, prefixes: PrefixCache, masks: Masks, rows: list[Row]) -
             grouped[key] = Node([], masks.start(row.grammar) if row.grammar else None)
         grouped[key].rows.append(row)
     nodes = list(grouped.values())
-    place = {prompt: index for index, prompt in enumerate(distinct)}
+    place = {prompt: index for index, prompt in enumerate(prompts)}
     parents = [place[node.rows[0].prompt] for node in nodes]
     while True:
         children = draw(logits[parents].float(), nodes, masks)
@@ -224,7 +235,7 @@ def generate(model: Any, prefixes: PrefixCache, masks: Masks, rows: list[Row]) -
         parents = list(range(len(nodes)))
         first = [node.rows[0] for node in nodes]
         mask = torch.zeros(len(nodes), 1, 1, cache.used + 1, dtype=dtype, device=device)
-        mask[..., : past + longest] = padding
+        mask[..., :width] = padding
         logits = model(
             input_ids=torch.tensor([[row.ids[-1]] for row in first], device=device),
             position_ids=torch.tensor([[len(row.prompt) + len(row.ids) - 1] for row in first], device=device),
@@ -234,6 +245,20 @@ def generate(model: Any, prefixes: PrefixCache, masks: Masks, rows: list[Row]) -
             **trunk,
         ).logits[:, -1]
         cache.advance(1)
+
+
+def like_lengths(lengths: list[int], waste: float = 1.35, least: int = 4) -> list[tuple[int, int]]:
+    """Cut ascending lengths into spans [first, last) so that padding a span to its longest wastes little.
+
+    A span goes on while the next length is within `waste` of its shortest, and at least until `least` are in it.
+    """
+    spans = []
+    first = 0
+    for index in range(1, len(lengths) + 1):
+        if index == len(lengths) or (lengths[index] > waste * lengths[first] and index - first >= least):
+            spans.append((first, index))
+            first = index
+    return spans
 
 
 def draw(logits: torch.Tensor, nodes: list[Node], masks: Masks) -> list[tuple[int, Node]]:
