@@ -48,15 +48,18 @@ class Generator(Protocol):
 
 @dataclass(frozen=True)
 class LastResultGenerator:
-    """Answers with the text of the last result that is no error; with an empty text when there is none."""
+    """Answers with the result of the last call; with an empty text when that call failed or there was none.
+
+    A planner on this rule has to end on the result that answers the question.
+    """
 
     async def generate(self, query: Query, memory: Memory, analysis: str) -> Generated:
         """See `Generator.generate`; never fails."""
-        for turn in reversed(memory.turns):
-            if turn.action is not None and turn.action.tool != FINISH and turn.result.error is None:
-                text = turn.result.text
-                return Generated(Answer(text, (Claim(text, (turn.index,)),)))
-        return Generated(Answer(""))
+        calls = [turn for turn in memory.turns if turn.action is None or turn.action.tool != FINISH]
+        if not calls or calls[-1].result.error is not None:
+            return Generated(Answer(""))
+        text = calls[-1].result.text
+        return Generated(Answer(text, (Claim(text, (calls[-1].index,)),)))
 
 
 @dataclass(frozen=True)

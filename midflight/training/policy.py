@@ -43,7 +43,12 @@ class Policy:
         else:
             torch.manual_seed(seed)
             rank, alpha = lora
-            settings = PeftLora(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+            settings = PeftLora(
+                r=rank,
+                lora_alpha=alpha,  # type: ignore[arg-type]
+                target_modules="all-linear",
+                task_type="CAUSAL_LM",
+            )
             self.peft = get_peft_model(loaded.model, settings)
             self.causal = self.peft.get_base_model()
         self.causal.eval()  # no dropout: the trainer's distribution is the sampler's
@@ -75,8 +80,9 @@ class Policy:
         skip: set[str] = set()
         for name, module in self.causal.named_modules():
             if isinstance(module, LoraLayer):
-                base = module.get_base_layer()
-                adapted[f"{name}.weight"] = base.weight + module.get_delta_weight(ADAPTER)
+                layer: Any = module  # every LoRA layer of linear maps has the two methods; the base class has one
+                base = layer.get_base_layer()
+                adapted[f"{name}.weight"] = base.weight + layer.get_delta_weight(ADAPTER)
                 if getattr(base, "bias", None) is not None:
                     adapted[f"{name}.bias"] = base.bias
                 skip.add(f"{name}.")
@@ -136,7 +142,7 @@ class Policy:
         if self.peft is not None:
             set_peft_model_state_dict(self.peft, load_file(folder / "adapter_model.safetensors"))
         else:
-            state = {}
+            state: dict[str, torch.Tensor] = {}
             for shard in sorted(folder.glob("*.safetensors")):
                 state |= load_file(shard)
             missing, unexpected = self.causal.load_state_dict(state, strict=False)

@@ -178,8 +178,8 @@ class Trainer:
         measured = UpdateMetrics()
         rate = learning_rate(self.settings, step)
         if rows:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+            for settings in self.optimizer.param_groups:
+                settings["lr"] = rate
             batch = pack_rows(rows, self.settings.pack_tokens)
             measured = update(self.policy, self.optimizer, self.engine.masks, batch, self.settings)
             self.policy.sync(self.engine, step)

@@ -147,6 +147,6 @@ def _score_pack(
         target = torch.tensor(wanted, device=device)
         loss = on_scores(pack, Scores(numbers, logprobs[place, target], entropies[place]))
         if loss is not None:
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
     if grad and leaf.grad is not None:
-        picked.backward(leaf.grad)
+        picked.backward(leaf.grad)  # type: ignore[no-untyped-call]

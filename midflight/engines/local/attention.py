@@ -71,7 +71,8 @@ def _merged(
     over_trunk = over_trunk[0].view(shape[1], shape[0], shape[2], shape[3]).transpose(0, 1)
     trunk_sum = trunk_sum[0].view(shape[1], shape[0], shape[2]).transpose(0, 1)
     share = torch.sigmoid(trunk_sum - own_sum)[..., None].to(own.dtype)
-    return share * over_trunk + (1 - share) * over_own
+    merged: torch.Tensor = share * over_trunk + (1 - share) * over_own
+    return merged
 
 
 def _joined(

@@ -298,19 +298,19 @@ def draw(logits: torch.Tensor, nodes: list[Node], masks: Masks) -> list[tuple[in
             row.logprobs.append(logprob)
             row.forced.append(bool(single[index]))
             split.setdefault(token, []).append(row)
-        for number, (token, rows) in enumerate(split.items()):
+        for number, (token, together) in enumerate(split.items()):
             matcher = node.matcher
             if matcher is not None:
                 if number < len(split) - 1:
                     matcher = matcher.deep_copy()
                 matcher.consume_token(token)
-            done = token in rows[0].stop_ids or (matcher is not None and matcher.is_stopped())
-            spent = len(rows[0].ids) >= samplings[index].max_tokens
+            done = token in together[0].stop_ids or (matcher is not None and matcher.is_stopped())
+            spent = len(together[0].ids) >= samplings[index].max_tokens
             if done or spent:
-                for row in rows:
+                for row in together:
                     row.finish = FinishReason.STOP if done else FinishReason.LENGTH
             else:
-                children.append((index, Node(rows, matcher)))
+                children.append((index, Node(together, matcher)))
     return children
 
 

@@ -161,7 +161,8 @@ class LocalEngine:
         tokens = torch.tensor([ids], device=self.model.device)
         with self._around():
             logits = self.model(input_ids=tokens).logits[0, :-1].float()
-        return logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].cpu()
+        found: torch.Tensor = logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].cpu()
+        return found
 
     def close(self) -> None:
         """Stop the worker thread."""

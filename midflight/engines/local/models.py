@@ -105,7 +105,7 @@ def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedMo
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     attention.register()
     where = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(where if device == "auto" else device)
@@ -121,8 +121,9 @@ def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedMo
     if getattr(model.config, "final_logit_softcapping", None):
         raise ModelError(f"model.name={name}: models that cap their logits are not supported; choose another")
     model.set_attn_implementation(attention.NAME)
-    model.to(target).eval().requires_grad_(False)
-    return LoadedModel(name=name, model=model, tokenizer=tokenizer, device=target)
+    placed: Any = model
+    placed.to(target).eval().requires_grad_(False)
+    return LoadedModel(name=name, model=placed, tokenizer=tokenizer, device=target)
 
 
 def read_base_name(folder: Path) -> str:
