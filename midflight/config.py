@@ -75,7 +75,7 @@ class VerifierConfig(ModuleConfig):
 
 class GeneratorConfig(ModuleConfig):
     kind: Literal["llm", "last_result"]
-    """`llm` writes the answer from memory; `last_result` answers with the last successful result."""
+    """`llm` writes the answer from memory; `last_result` answers with the result of the last call."""
 
 
 class AgentConfig(Section):

@@ -1,35 +1,50 @@
-"""Turns as people watch them go by.
+"""Turns as people read them: while a run goes on, and in its report.
 
 Invariant: tool output and model text are data: the terminal does not act on control characters in them.
 """
 
 from __future__ import annotations
 
-from midflight.agent.types import Turn
+import json
 
-WIDTH = 200
-"""Most characters of a result shown while a run goes on; the store has all of it."""
+from midflight.agent.types import Turn
+from midflight.tools.base import FINISH
 
 
 def render_turn(turn: Turn) -> str:
-    """One turn in two or three lines: what was chosen, what came back, and the verdict when it says something."""
+    """One turn in one to four lines: what was chosen, the call where it says more, what came back, the verdict.
+
+    What says nothing is left out: the call of `finish`, a call whose one argument is the context, an empty result,
+    a verdict to go on without a reason.
+    """
     if turn.action is None:
-        chosen = f"not an action: {plain(turn.generation.text)}"
+        chosen = f"no action in: {plain(turn.generation.text)}"
     else:
-        chosen = f"{plain(turn.action.tool)}: {plain(turn.action.context)}".rstrip(": ")
-        if turn.action.sub_goal:
-            chosen = f"{plain(turn.action.sub_goal)} | {chosen}"
-    lines = [f"turn {turn.index}  {chosen}"]
+        context = f": {plain(turn.action.context)}" if turn.action.context.strip() else ""
+        goal = f"  (to {plain(turn.action.sub_goal, 120)})" if turn.action.sub_goal else ""
+        chosen = f"{plain(turn.action.tool, 60)}{context}{goal}"
+    lines = [f"Turn {turn.index:<4} {chosen}"]
+    if turn.call is not None and _says_more(turn):
+        arguments = json.dumps(dict(turn.call.arguments), ensure_ascii=False, default=str)
+        lines.append(f"  call    {plain(turn.call.tool, 60)} {plain(arguments)}")
     if turn.result.error is not None:
-        lines.append(f"        {turn.result.error.value}: {plain(turn.result.text)}")
+        lines.append(f"  error   {turn.result.error.value}: {plain(turn.result.text)}".rstrip())
     elif turn.result.text:
-        lines.append(f"        = {plain(turn.result.text)}")
-    if turn.verdict.reason:
-        lines.append(f"        {'stop' if turn.verdict.stop else 'go on'}: {plain(turn.verdict.reason)}")
+        lines.append(f"  result  {plain(turn.result.text)}")
+    if turn.verdict.stop or turn.verdict.reason:
+        reason = f": {plain(turn.verdict.reason)}" if turn.verdict.reason else ""
+        lines.append(f"  verdict {'stop' if turn.verdict.stop else 'continue'}{reason}")
     return "\n".join(lines)
 
 
-def plain(text: str) -> str:
-    """`text` on one line, control characters as `?`, cut to `WIDTH` characters."""
+def _says_more(turn: Turn) -> bool:
+    if turn.call is None or turn.call.tool == FINISH:
+        return False
+    arguments = list(turn.call.arguments.values())
+    return turn.action is None or len(arguments) != 1 or str(arguments[0]).strip() != turn.action.context.strip()
+
+
+def plain(text: str, limit: int = 300) -> str:
+    """Foreign text on one line of at most `limit` characters: white space folded, control characters as `?`."""
     safe = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
-    return safe if len(safe) <= WIDTH else safe[: WIDTH - 3] + "..."
+    return safe if len(safe) <= limit else safe[: limit - 3] + "..."

@@ -256,7 +256,7 @@ def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytes
     built = types.SimpleNamespace(flow=Flow(), close=lambda: closed.append(True))
     stub("midflight.building", build_agent=lambda recipe, model: built)
     assert run(["solve", "Capital of Peru?"]) == 0
-    assert capsys.readouterr().out == "turn 1  capital: Peru\n        = Lima\n\nLima\n"
+    assert capsys.readouterr().out == "Turn 1    capital: Peru\n  result  Lima\n\nLima\n"
     assert run(["solve", "fail"]) == 1
     assert capsys.readouterr().err == "midflight: no answer: infrastructure: engine down\n"
     assert closed == [True, True]

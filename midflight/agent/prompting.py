@@ -6,12 +6,13 @@ a single line (`one_line`) or inside a fence (`fenced`), so it cannot start a li
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from string import Template
+
+from midflight.seeds import derive
 
 __all__ = ["cut_middle", "fenced", "one_line", "query_part", "request_seed", "template"]
 
@@ -31,11 +32,8 @@ def template(name: str) -> Mapping[str, Template]:
 
 
 def request_seed(seed: int | None, module: str, turn: int) -> int | None:
-    """The seed of one engine request, 63 bits: a stable hash of trajectory seed, module and turn; None stays None."""
-    if seed is None:
-        return None
-    digest = hashlib.sha256(f"{seed}/{module}/{turn}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    """The seed of one engine request, from trajectory seed, module and turn; None (draw freely) stays None."""
+    return None if seed is None else derive(seed, module, turn)
 
 
 def one_line(text: str) -> str:

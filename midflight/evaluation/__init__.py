@@ -11,7 +11,7 @@ from midflight.evaluation.report import (
     render_trajectory,
     write_report,
 )
-from midflight.evaluation.runner import evaluate, query_seed
+from midflight.evaluation.runner import evaluate
 from midflight.evaluation.statistics import (
     Estimate,
     EvaluationResult,
@@ -31,7 +31,6 @@ __all__ = [
     "error_rates",
     "evaluate",
     "pick_example",
-    "query_seed",
     "render_example",
     "render_report",
     "render_trajectory",

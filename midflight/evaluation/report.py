@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 
-from midflight.agent.types import StopReason, Trajectory, Turn
+from midflight.agent.types import StopReason, Trajectory
 from midflight.evaluation.statistics import Estimate, EvaluationResult, Scored, counted_reward
-from midflight.evaluation.text import interval, one_line, percent, points, table
+from midflight.evaluation.text import interval, percent, points, table
+from midflight.rendering import plain, render_turn
 from midflight.store.folder import RunFolder
 from midflight.tasks.base import Task
 
@@ -67,44 +69,24 @@ def render_example(example: Example) -> str:
 def render_trajectory(trajectory: Trajectory, task: Task | None = None, reward: float | None = None) -> str:
     """One trajectory, a few lines a turn. Without `task` (a free question) nothing is expected and nothing judged."""
     kind = "" if task is None else f"  ({task.kind}, level {task.level})"
-    lines = [f"  Question  {one_line(trajectory.query.text)}{kind}"]
+    lines = [f"  Question  {plain(trajectory.query.text)}{kind}"]
     if trajectory.analysis:
-        lines.append(f"  Analysis  {one_line(trajectory.analysis)}")
+        lines.append(f"  Analysis  {plain(trajectory.analysis)}")
     for turn in trajectory.turns:
-        lines += _turn_lines(turn)
-    answer = "(none)" if trajectory.answer is None else one_line(trajectory.answer.text)
+        lines.append(indent(render_turn(turn), "  "))
+    answer = "(none)" if trajectory.answer is None else plain(trajectory.answer.text)
     lines.append(f"  Answer    {answer}   [stopped: {trajectory.stop_reason.value}]")
     if trajectory.answer is not None:
         for claim in trajectory.answer.claims:
             support = ", ".join(f"turn {number}" for number in claim.turns) or "no turn"
-            lines.append(f"    claim   {one_line(claim.text)}  (supported by {support})")
+            lines.append(f"    claim   {plain(claim.text)}  (supported by {support})")
     if trajectory.error:
-        lines.append(f"  Error     {one_line(trajectory.error)}")
+        lines.append(f"  Error     {plain(trajectory.error)}")
     if task is not None:
-        lines.append(f"  Expected  {one_line(task.answer)}")
+        lines.append(f"  Expected  {plain(task.answer)}")
     if reward is not None:
         lines.append(f"  Verdict   {_judged(trajectory, reward)}")
     return "\n".join(lines)
-
-
-def _turn_lines(turn: Turn) -> list[str]:
-    if turn.action is None:
-        chosen = f"no action in: {one_line(turn.generation.text)}"
-    else:
-        context = f": {one_line(turn.action.context)}" if turn.action.context.strip() else ""
-        goal = f"  (to {one_line(turn.action.sub_goal, 120)})" if turn.action.sub_goal else ""
-        chosen = f"{one_line(turn.action.tool, 60)}{context}{goal}"
-    lines = [f"  Turn {turn.index:<4} {chosen}"]
-    if turn.call is not None:
-        arguments = json.dumps(dict(turn.call.arguments), ensure_ascii=False, default=str)
-        lines.append(f"    call    {one_line(turn.call.tool, 60)} {one_line(arguments)}")
-    name = "result" if turn.result.error is None else "error "
-    kind = "" if turn.result.error is None else f"{turn.result.error.value}: "
-    if turn.result.text or kind:
-        lines.append(f"    {name}  {kind}{one_line(turn.result.text)}".rstrip())
-    reason = f": {one_line(turn.verdict.reason)}" if turn.verdict.reason else ""
-    lines.append(f"    verdict {'stop' if turn.verdict.stop else 'continue'}{reason}")
-    return lines
 
 
 def _judged(trajectory: Trajectory, reward: float) -> str:
@@ -188,7 +170,7 @@ def _counts(before: Estimate | None, after: Estimate | None) -> str:
 
 def _shares(before: Mapping[str, float], after: Mapping[str, float]) -> str:
     tools = sorted({*before, *after}, key=lambda tool: (-after.get(tool, 0.0), tool))
-    rows = [_shift(one_line(tool, 40), before.get(tool, 0.0), after.get(tool, 0.0)) for tool in tools]
+    rows = [_shift(plain(tool, 40), before.get(tool, 0.0), after.get(tool, 0.0)) for tool in tools]
     return table(["tool", "before", "after", "points"], rows)
 
 

@@ -6,13 +6,13 @@ Invariant: the result is in the order of the tasks and holds every one of them, 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from midflight.agent.types import Query, StopReason, Trajectory
 from midflight.evaluation.statistics import Scored
+from midflight.seeds import derive
 from midflight.tasks.base import Task
 
 
@@ -41,7 +41,7 @@ async def evaluate(
         tasks: questions with distinct ids.
         trials: passes over the questions.
         concurrency: most trajectories at once.
-        seed: with the task's id and the trial's number it seeds the query (`query_seed`).
+        seed: with the task's id and the trial's number it seeds the query (`seeds.derive`).
         score: reward in [0, 1] of an answer's text, None where the trajectory has no answer. Not asked about
             infrastructure failures: they count 0.
         on_done: told of each trajectory as it finishes, in that order.
@@ -64,7 +64,7 @@ async def evaluate(
 
     async def work() -> None:
         for place, (task, trial) in waiting:
-            trajectory = await flow.run(Query(task.question, task.id, query_seed(seed, task.id, trial)))
+            trajectory = await flow.run(Query(task.question, task.id, derive(seed, task.id, trial)))
             done[place] = scored = _scored(task, trajectory, score)
             if on_done is not None:
                 on_done(scored)
@@ -76,12 +76,6 @@ async def evaluate(
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     return [done[place] for place in range(len(jobs))]
-
-
-def query_seed(seed: int, task_id: str, trial: int) -> int:
-    """Seed of one trajectory, in [0, 2^63): the same on every machine, whatever else is evaluated."""
-    digest = hashlib.sha256(f"{seed}\n{trial}\n{task_id}".encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _scored(task: Task, trajectory: Trajectory, score: Callable[[Task, str | None], float]) -> Scored:

@@ -1,4 +1,4 @@
-"""Plain text for reports: tables of columns, numbers, and foreign text made safe to print."""
+"""Plain text for reports: tables of columns, and numbers."""
 
 from __future__ import annotations
 
@@ -36,13 +36,3 @@ def interval(estimate: Estimate | None) -> str:
 def points(before: float, after: float) -> str:
     """The change between two shares in percentage points, signed."""
     return f"{100 * (after - before):+.1f}"
-
-
-def one_line(text: str, limit: int = 300) -> str:
-    """Foreign text on one line of at most `limit` characters: white space folded, control characters as `?`.
-
-    Tool output may hold terminal escapes; a report must not act on them.
-    """
-    folded = " ".join(text.split())
-    safe = "".join(character if character.isprintable() else "?" for character in folded)
-    return safe if len(safe) <= limit else safe[: limit - 3] + "..."

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from midflight.paths import cache_folder
 from midflight.tools.base import InfrastructureError, ToolError
 from midflight.tools.countries import plain_text
 from midflight.tools.function import tool
@@ -31,12 +32,6 @@ _COMMON = frozenset(
     "a an and are as at by did do does for from has have how in is it its many much of on or that the there to was "
     "were what when where which who why with".split()
 )
-
-
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/midflight, or ~/.cache/midflight."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "midflight"
 
 
 def index_path() -> Path:

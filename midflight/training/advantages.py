@@ -36,4 +36,6 @@ def _normalised(values: Sequence[float], population: Sequence[float], correction
         return [0.0] * len(values)
     mean = fsum(population) / len(population)
     variance = fsum((value - mean) ** 2 for value in population) / (len(population) - correction)
+    if variance == 0:  # they differ by less than a float can square
+        return [0.0] * len(values)
     return [(value - mean) / sqrt(variance) for value in values]

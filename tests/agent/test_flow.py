@@ -20,6 +20,7 @@ from midflight.agent import (
 from midflight.agent.prompting import request_seed
 from midflight.engines.base import EngineError, FinishReason, GenerateRequest, Generation
 from midflight.engines.scripted import ScriptedEngine
+from midflight.seeds import derive
 from midflight.tools.base import InfrastructureError
 from tests.agent.doubles import LookupTool, PairTool, compact_flow, population, prompt, user_parts
 
@@ -47,7 +48,7 @@ def test_finished() -> None:
     )
     assert user_parts(engine.requests[1]) == (
         "Question: How many people live in Peru?\n",
-        "Turn 1: population: Peru -> 32933835\n",
+        "Turn 1: population: Peru\nResult: 32933835\n",
         "Turn 2:",
     )
 
@@ -63,7 +64,7 @@ def test_verified() -> None:
     assert [turn.verdict.stop for turn in trajectory.turns] == [False, True]
     assert [module for module, _ in trajectory.turns[0].other_generations] == ["verifier"]
     assert user_parts(planner.requests[1])[1] == (
-        "Turn 1: population: Peru -> 32933835\nVerdict: do not stop: Chad is missing\n"
+        "Turn 1: population: Peru\nResult: 32933835\nVerdict: do not stop: Chad is missing\n"
     )
 
 
@@ -98,8 +99,8 @@ def test_context_overflow() -> None:
     flow, _ = compact_flow(lambda request: "population: Peru", max_turns=9, memory_tokens=32)
     trajectory = asyncio.run(flow.run(PERU))
     assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
-    assert (len(trajectory.turns), trajectory.answer) == (4, None)
-    assert trajectory.error == "memory of 4 turns takes 40 of 32 tokens, all folded"
+    assert (len(trajectory.turns), trajectory.answer) == (3, None)
+    assert trajectory.error == "memory of 3 turns takes 33 of 32 tokens, all folded"
 
 
 def test_cancel_event_ends_the_run_with_the_finished_turns() -> None:
@@ -203,15 +204,15 @@ def test_every_error_kind_is_a_turn_that_the_planner_reads_next() -> None:
     ]
     expected = 'expected one line "tool: context" or "finish"'
     assert user_parts(engine.requests[-1])[1:-1] == (
-        f"Turn 1: I think it is Lima -> error invalid_action: {expected}\n",
-        "Turn 2: populatoin: Peru -> error unknown_tool: there is no tool 'populatoin'; "
+        f"Turn 1: I think it is Lima\nError: invalid_action: {expected}\n",
+        "Turn 2: populatoin: Peru\nError: unknown_tool: there is no tool 'populatoin'; "
         "valid names: population, pair, number, work, finish\n",
-        "Turn 3: pair: a b -> error invalid_arguments: "
+        "Turn 3: pair: a b\nError: invalid_arguments: "
         "pair takes 2 required arguments; only tools with one can be called\n",
-        "Turn 4: number: many -> error invalid_arguments: key of number: expected one integer, got 'many'\n",
-        "Turn 5: work: broken -> error tool_error: the disk is full\n",
-        "Turn 6: work: slow -> error tool_timeout: after 10 s\n",
-        f"Turn 7: population: Per -> error invalid_action: the text was cut off by the token limit; {expected}\n",
+        "Turn 4: number: many\nError: invalid_arguments: key of number: expected one integer, got 'many'\n",
+        "Turn 5: work: broken\nError: tool_error: the disk is full\n",
+        "Turn 6: work: slow\nError: tool_timeout: after 10 s\n",
+        f"Turn 7: population: Per\nError: invalid_action: the text was cut off by the token limit; {expected}\n",
     )
     assert trajectory.answer == Answer("")
     assert number.calls == []
@@ -258,8 +259,8 @@ def test_request_seeds_differ_by_trajectory_module_and_turn_and_repeat() -> None
     assert seeds[:2] == seeds[2:4]
     assert len(set(seeds[:2] + seeds[4:6])) == 4
     assert seeds[6:] == [None, None]
-    assert request_seed(7, "planner", 1) == seeds[0] == 8879615513699883963
-    assert request_seed(7, "verifier", 1) != seeds[0]
+    assert seeds[0] == derive(7, "planner", 1) == request_seed(7, "planner", 1)
+    assert derive(7, "verifier", 1) != seeds[0]
 
 
 def test_the_analysis_reaches_planner_verifier_and_generator() -> None:

@@ -13,12 +13,14 @@ from midflight.agent import (
     DirectExecutor,
     ErrorKind,
     Execution,
+    LastResultGenerator,
     LLMExecutor,
     LLMVerifier,
     Memory,
     Query,
     ToolCall,
     ToolResult,
+    Turn,
     Verdict,
 )
 from midflight.agent.generator import GENERATOR_GRAMMAR, parse_answer
@@ -126,6 +128,32 @@ def test_answers_and_their_claims() -> None:
     assert parse_answer("Let me see.\nAnswer: x", turns=1).text == "x"
     assert parse_answer("x", turns=1) == Answer("")
     assert parse_answer("Answer: x\nAnswer: y", turns=1) == Answer("")
+
+
+def remembered(*steps: tuple[Action | None, ToolResult]) -> Memory:
+    memory = Memory()
+    for index, (action, result) in enumerate(steps, 1):
+        memory.append(Turn(index, Generation("x", FinishReason.STOP), action, None, result, Verdict(False)))
+    return memory
+
+
+def test_the_rule_generator_answers_with_the_last_calls_result_or_with_nothing() -> None:
+    call, finish = Action("", "number", "7"), Action("", "finish", "")
+    good, later = (call, ToolResult("seven")), (call, ToolResult("eight"))
+    failed = (call, ToolResult("down", ErrorKind.TOOL_ERROR))
+    no_action = (None, ToolResult("write tool: context", ErrorKind.INVALID_ACTION))
+    end = (finish, ToolResult(""))
+    cases = {
+        (good, later, end): Answer("eight", (Claim("eight", (2,)),)),
+        (failed, good): Answer("seven", (Claim("seven", (2,)),)),
+        (good, failed, end): Answer(""),
+        (good, no_action): Answer(""),
+        (end,): Answer(""),
+        (): Answer(""),
+    }
+    for steps, answer in cases.items():
+        generated = asyncio.run(LastResultGenerator().generate(Query("Q"), remembered(*steps), ""))
+        assert (generated.answer, generated.generation) == (answer, None), steps
 
 
 def test_the_agent_starts_without_torch_and_without_recipes() -> None:

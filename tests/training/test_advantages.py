@@ -23,6 +23,10 @@ def test_equal_rewards_carry_no_signal():
     assert has_signal([0.0, 1e-9])
 
 
+def test_rewards_too_close_to_square_their_difference_give_zeros():
+    assert flow_grpo([0.0, 1e-248]) == [0.0, 0.0]
+
+
 def test_the_released_codes_fault_is_what_the_ablation_reproduces():
     found = turn_normalised([1, 1, 0, 0, 0, 0, 0, 0], [1, 1, 3, 3, 3, 3, 3, 3])
     assert found[0] == pytest.approx(2.92, abs=0.005)

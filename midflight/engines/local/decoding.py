@@ -233,12 +233,12 @@ def generate(model: Any, prefixes: PrefixCache, masks: Masks, rows: list[Row]) -
             cache.select(keep)
             padding = padding[keep]
         parents = list(range(len(nodes)))
-        first = [node.rows[0] for node in nodes]
+        heads = [node.rows[0] for node in nodes]
         mask = torch.zeros(len(nodes), 1, 1, cache.used + 1, dtype=dtype, device=device)
         mask[..., :width] = padding
         logits = model(
-            input_ids=torch.tensor([[row.ids[-1]] for row in first], device=device),
-            position_ids=torch.tensor([[len(row.prompt) + len(row.ids) - 1] for row in first], device=device),
+            input_ids=torch.tensor([[row.ids[-1]] for row in heads], device=device),
+            position_ids=torch.tensor([[len(row.prompt) + len(row.ids) - 1] for row in heads], device=device),
             attention_mask=mask,
             cache=cache,
             logits_to_keep=1,

