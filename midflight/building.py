@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from midflight.agent import (
     AgentFlow,
     DirectExecutor,
@@ -25,6 +27,7 @@ from midflight.engines.base import Engine, Sampling
 from midflight.engines.local import LoadedModel, LocalEngine, ModelError, load
 from midflight.errors import UserError
 from midflight.store import RunFolder
+from midflight.store.folder import whole_checkpoints
 from midflight.tools import make_toolset
 from midflight.tools.base import Tool, Toolset
 
@@ -148,7 +151,15 @@ def build_agent(recipe: Recipe, model: str | None = None, *, tools: Sequence[Too
 
 
 def load_named(recipe: Recipe, name: str) -> LoadedModel:
-    """A plain model with the recipe's dtype and device."""
+    """A plain model with the recipe's dtype and device.
+
+    Raises:
+        UserError: it cannot be loaded, or this machine has no such device.
+    """
+    device = recipe.model.device
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(device.split(":")[0], True):
+        raise UserError(f"model.device = {device}: torch finds none on this machine; set model.device=auto")
     return load(name, dtype=recipe.model.dtype, device=recipe.model.device)
 
 
@@ -173,7 +184,7 @@ def trained_folder(run: Path) -> Path:
     Raises:
         ModelError: it has none.
     """
-    found = sorted(RunFolder(run).checkpoints.glob("step-*"))
+    found = whole_checkpoints(RunFolder(run).checkpoints)
     if not found:
         raise ModelError(f"--model {run}: the run has no checkpoint yet; let it train, or name another model")
     return found[-1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ import typer
 from midflight import __version__, recipes
 from midflight.config import Recipe, load_recipe
 from midflight.engines.base import EngineError, PromptTooLong
-from midflight.errors import UserError
+from midflight.errors import TrainingStopped, UserError
+from midflight.resuming import check_run_folder
+from midflight.store.folder import RunFolder, whole_checkpoints
 from midflight.tools.base import InfrastructureError
 
 app = typer.Typer(
@@ -37,11 +40,18 @@ ClickException: type[BaseException] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 """Base of what typer raises for a wrong command line; newer versions carry their own click."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 
 
 def main() -> None:
     """The console script."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == INTERRUPTED:  # the engine's thread may be in the middle of a batch that nobody waits for any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -51,10 +61,10 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except UserError as error:
         return _fail(str(error), 2)
-    except (EngineError, InfrastructureError, PromptTooLong) as error:
+    except (EngineError, InfrastructureError, PromptTooLong, TrainingStopped) as error:
         return _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130)
+        return _fail("interrupted", INTERRUPTED)
     except ClickException as error:
         message = str(getattr(error, "format_message", error.__str__)())
         return _fail(f"{message} See midflight --help." if message else "see midflight --help.", 2)
@@ -110,6 +120,8 @@ def solve(
         raise EngineError(
             f"no answer: {trajectory.stop_reason}: {trajectory.error or 'the run ended before one was made'}"
         )
+    if not trajectory.answer.text:
+        raise EngineError(f"no answer: {trajectory.stop_reason}: the agent ended without one")
     print(f"\n{trajectory.answer.text}")
 
 
@@ -129,7 +141,7 @@ def train(
         print(describe(settings), end="")
         return
     folder = run_dir or _default_run_dir(recipe, settings)
-    _check_run_dir(folder, resume)
+    check_run_folder(folder, settings, resume=resume)
 
     from midflight.progress import Progress
     from midflight.training.trainer import train as train_planner
@@ -137,7 +149,7 @@ def train(
     try:
         train_planner(settings, folder, resume=resume, progress=Progress())
     except KeyboardInterrupt:
-        raise typer.Exit(_fail(_interrupted(recipe, overrides or [], folder), 130)) from None
+        raise typer.Exit(_fail(_interrupted(recipe, overrides or [], folder), INTERRUPTED)) from None
     print_report(folder)
 
 
@@ -146,26 +158,14 @@ def _default_run_dir(recipe: str, settings: Recipe) -> Path:
     return given if (given / "recipe.yaml").is_file() else Path("runs") / f"{settings.name}-seed{settings.seed}"
 
 
-def _check_run_dir(folder: Path, resume: bool) -> None:
-    if resume and not folder.is_dir():
-        runs = sorted(str(file.parent) for file in Path("runs").glob("*/recipe.yaml"))
-        raise UserError(
-            f"--resume: {folder} does not exist; leave out --resume to start it, or name a run with --run-dir "
-            f"(runs here: {', '.join(runs) or 'none'})"
-        )
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--run-dir {folder}: is a file; name a folder")
-    if not resume and folder.is_dir() and any(folder.iterdir()):
-        raise UserError(
-            f"--run-dir {folder}: exists and is not empty; add --resume to go on, or name another --run-dir"
-        )
-
-
 def _interrupted(recipe: str, overrides: Sequence[str], folder: Path) -> str:
     if not (folder / "recipe.yaml").is_file():
         return f"interrupted before anything was saved in {folder}; start again"
-    words = ["midflight", "train", recipe, *overrides, "--run-dir", str(folder), "--resume"]
-    return f"interrupted; the last checkpoint is kept, go on with: {shlex.join(words)}"
+    command = shlex.join(["midflight", "train", recipe, *overrides, "--run-dir", str(folder), "--resume"])
+    saved = whole_checkpoints(RunFolder(folder).checkpoints)
+    if not saved:
+        return f"interrupted before the first checkpoint; begin again with: {command}"
+    return f"interrupted; the checkpoint {saved[-1].name} is kept, go on with: {command}"
 
 
 @app.command(name="eval")

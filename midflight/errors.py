@@ -1,4 +1,4 @@
-"""The errors that a user can put right. The command line prints each as one line and exits with code 2."""
+"""Errors the command line prints as one line: what a user can put right (code 2), and a run that had to stop (1)."""
 
 from __future__ import annotations
 
@@ -8,3 +8,7 @@ class UserError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+class TrainingStopped(RuntimeError):
+    """Training cannot go on with numbers it can vouch for; the message is one line. What was saved stays."""

@@ -18,7 +18,7 @@ from midflight.tasks import Task, atlas_tasks, load_tasks
 
 def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str, dict[str, Any]]:
     """Ask every question; returns the table as text and all figures as plain data."""
-    tasks = held_out(recipe.eval_tasks)
+    tasks = listed_tasks(recipe.eval_tasks)
     built = build_agent(recipe, model)
     try:
         with progress.bar("evaluating", total=len(tasks) * recipe.evaluation.trials) as bar:
@@ -39,7 +39,7 @@ def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str,
     return comparison_table({model: result}), result.to_json()
 
 
-def held_out(source: TaskSource) -> list[Task]:
+def listed_tasks(source: TaskSource) -> list[Task]:
     """The questions of a finite source, in order."""
     if not is_task_file(source.family):
         assert source.count is not None, "recipe_rules.check lets no endless source through"

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import midflight
 from midflight.agent.types import Action, Answer, Query, StopReason, ToolResult, Trajectory, Turn, Verdict
 from midflight.cli import run
+from midflight.config import load_recipe, resolved
 from midflight.engines.base import FinishReason, Generation
-from midflight.errors import UserError
+from midflight.errors import TrainingStopped, UserError
 
 Stub = Callable[..., types.ModuleType]
 
@@ -152,6 +154,32 @@ def test_a_run_that_exists_is_not_overwritten(folder: Path, capsys: pytest.Captu
     assert "no report yet; finish it with: midflight train runs/quickstart-seed0 --resume" in line(capsys)
 
 
+@pytest.mark.usefixtures("no_work")
+def test_a_run_goes_on_with_its_own_recipe_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = folder / "runs/quickstart-seed0"
+    run_dir.mkdir(parents=True)
+    assert run(["train", "quickstart", "--resume"]) == 2
+    assert line(capsys) == (
+        "midflight: --resume: runs/quickstart-seed0 holds no recipe.yaml, so no run; name a run with --run-dir"
+    )
+    (run_dir / "recipe.yaml").write_text(yaml.safe_dump(resolved(load_recipe("quickstart"))))
+    assert run(["train", "quickstart", "--resume", "training.steps=99"]) == 2
+    assert line(capsys) == (
+        f"midflight: training.steps = 99: the run in runs/quickstart-seed0 has "
+        f"{load_recipe('quickstart').training.steps}; a run keeps its recipe: go on with midflight train "
+        "runs/quickstart-seed0 --resume, or start another with --run-dir"
+    )
+    assert run(["train", "quickstart", "--resume", "model.lora=null"]) == 2
+    assert "model.lora = null: the run in runs/quickstart-seed0 has {" in line(capsys)
+    (run_dir / "recipe.yaml").write_text("name: [\n")
+    assert run(["train", "quickstart", "--resume"]) == 2
+    assert "recipe runs/quickstart-seed0/recipe.yaml, line 2: not YAML" in line(capsys)
+    assert [file.name for file in run_dir.iterdir()] == ["recipe.yaml"]
+    with pytest.raises(AssertionError, match="work has started"):
+        (run_dir / "recipe.yaml").write_text(yaml.safe_dump(resolved(load_recipe("quickstart"))))
+        run(["train", "runs/quickstart-seed0", "--resume"])
+
+
 def test_train_prints_the_report(stub: Stub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[tuple[str, int, Path, bool]] = []
 
@@ -171,30 +199,39 @@ def test_train_prints_the_report(stub: Stub, folder: Path, capsys: pytest.Captur
 
 def test_ctrl_c_says_how_to_go_on(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     def train(recipe: Any, run_dir: Path, *, resume: bool, progress: Any) -> None:
-        if run_dir.name == "r":
-            run_dir.mkdir()
+        if run_dir.name != "s":
+            (run_dir / "checkpoints" / "step-00005").mkdir(parents=True)
             (run_dir / "recipe.yaml").write_text("name: x\n")
+        if run_dir.name == "r":
+            (run_dir / "checkpoints" / "step-00005" / "state.json").write_text("{}")
         raise KeyboardInterrupt
 
     stub("midflight.training.trainer", train=train)
     stub("midflight.progress", Progress=object)
     assert run(["train", "quickstart", "agent.tools=[calculator]", "--run-dir", "r"]) == 130
     assert line(capsys) == (
-        "midflight: interrupted; the last checkpoint is kept, go on with: "
+        "midflight: interrupted; the checkpoint step-00005 is kept, go on with: "
         "midflight train quickstart 'agent.tools=[calculator]' --run-dir r --resume"
+    )
+    assert run(["train", "quickstart", "--run-dir", "q"]) == 130
+    assert line(capsys) == (
+        "midflight: interrupted before the first checkpoint; begin again with: "
+        "midflight train quickstart --run-dir q --resume"
     )
     assert run(["train", "quickstart", "--run-dir", "s"]) == 130
     assert line(capsys) == "midflight: interrupted before anything was saved in s; start again"
 
 
 def test_errors_of_the_work_itself_are_one_line_too(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    def train(*_: Any, **__: Any) -> None:
-        raise UserError("model.name = a/b: not found\non the Hub")
+    def train(recipe: Any, *_: Any, **__: Any) -> None:
+        raise UserError("not found\non the Hub") if recipe.seed == 0 else TrainingStopped("drift")
 
     stub("midflight.training.trainer", train=train)
     stub("midflight.progress", Progress=object)
     assert run(["train", "quickstart", "model.name=a/b"]) == 2
-    assert line(capsys) == "midflight: model.name = a/b: not found on the Hub"
+    assert line(capsys) == "midflight: not found on the Hub"
+    assert run(["train", "quickstart", "seed=1"]) == 1
+    assert line(capsys) == "midflight: drift"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -249,7 +286,7 @@ def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytes
     class Flow:
         async def run(self, query: Query, *, on_turn: Callable[[Turn], None]) -> Trajectory:
             on_turn(turn)
-            answer = None if query.text == "fail" else Answer("Lima")
+            answer = None if query.text == "fail" else Answer("" if query.text == "empty" else "Lima")
             reason = StopReason.FINISHED if answer else StopReason.INFRASTRUCTURE
             return Trajectory(query, (turn,), reason, answer, error="" if answer else "engine down")
 
@@ -259,5 +296,7 @@ def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytes
     assert capsys.readouterr().out == "Turn 1    capital: Peru\n  result  Lima\n\nLima\n"
     assert run(["solve", "fail"]) == 1
     assert capsys.readouterr().err == "midflight: no answer: infrastructure: engine down\n"
-    assert closed == [True, True]
+    assert run(["solve", "empty"]) == 1
+    assert capsys.readouterr().err == "midflight: no answer: finished: the agent ended without one\n"
+    assert closed == [True, True, True]
     assert run(["solve", "Capital of Peru?", "train_tasks.family=gone.jsonl"]) == 0  # draws no task, needs no file

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from midflight.agent.types import Trajectory
+from midflight.errors import UserError
 from midflight.store.codec import decode_text, encode_json, encode_text, grammar_hash
 from midflight.store.rows import (
     grammar_of,
@@ -29,7 +30,7 @@ from midflight.store.schema import SCHEMA_VERSION, TABLES
 from midflight.tasks.base import Task
 
 
-class StoreError(Exception):
+class StoreError(UserError):
     """The file is not a store this version can use; the message is one line: the path, what is wrong, what to do."""
 
 

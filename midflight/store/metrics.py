@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 
-class MetricsError(ValueError):
+class MetricsError(UserError):
     """A line that is not the last is not JSON; the message names file and line."""
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from midflight.errors import UserError
 from midflight.rewards import checker_fault, score
 from midflight.tasks.base import Task
 
 
-class TaskFileError(ValueError):
+class TaskFileError(UserError):
     """A task file is wrong; the message is one line: file, line number, what is wrong."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from midflight.store.folder import whole_checkpoints
 from midflight.training.policy import Policy
 
 
@@ -24,12 +25,18 @@ class Checkpoint:
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Whole checkpoints under `root`, oldest first."""
+    """Whole checkpoints under `root`, oldest first; see `unfinished_checkpoints` for the others."""
     found = []
-    for folder in sorted(root.glob("step-*")):
+    for folder in whole_checkpoints(root):
         state = json.loads((folder / "state.json").read_text())
         found.append(Checkpoint(folder, int(state["step"]), float(state["quality"])))
     return found
+
+
+def unfinished_checkpoints(root: Path) -> list[Path]:
+    """Folders under `root` that are not whole: a write that was cut off, or a checkpoint that lost its state."""
+    whole = set(whole_checkpoints(root))
+    return sorted(folder for folder in (*root.glob("step-*"), *root.glob(".writing-*")) if folder not in whole)
 
 
 def save_checkpoint(

@@ -7,6 +7,7 @@ resumed from its last checkpoint prints the numbers an undisturbed run prints.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,24 +21,24 @@ from midflight.agent.types import Trajectory
 from midflight.building import assemble, check_prompt_fits, frozen_modules, load_named, local_engine, toolset_of
 from midflight.config import Recipe, resolved
 from midflight.engines.local import LoadedModel
-from midflight.errors import UserError
+from midflight.errors import TrainingStopped
+from midflight.evaluating import listed_tasks
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
 from midflight.evaluation.report import pick_example, render_report
 from midflight.progress import Progress
+from midflight.resuming import check_run_folder
 from midflight.rewards import score
 from midflight.seeds import derive
 from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
-from midflight.tasks import load_tasks
-from midflight.tasks.atlas import atlas_tasks
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
-from midflight.training.checkpoints import list_checkpoints, load_checkpoint, save_checkpoint
+from midflight.training.checkpoints import list_checkpoints, load_checkpoint, save_checkpoint, unfinished_checkpoints
 from midflight.training.data import ListSource, Source, TaskStream, atlas_source
 from midflight.training.measures import step_record
 from midflight.training.packing import PackedBatch, pack_rows
-from midflight.training.policy import Policy
+from midflight.training.policy import Policy, SyncError
 from midflight.training.rollouts import Group, advantages, collect, rows_of
-from midflight.training.step import UpdateMetrics, learning_rate, update
+from midflight.training.step import DriftError, UpdateMetrics, learning_rate, update
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,15 @@ def train(
 
     Raises:
         UserError: something given is wrong; nothing was done.
-        DriftError, SyncError: sampler and trainer disagree.
+        TrainingStopped: sampler and trainer disagree.
         KeyboardInterrupt: interrupted; finished trajectories of the step and the last checkpoint are kept.
     """
+    check_run_folder(run_dir, recipe, resume=resume)
     trainer = Trainer(recipe, run_dir, progress or Progress(), tools, tasks, eval_tasks)
     try:
         return trainer.run(resume=resume, evaluate_ends=evaluate_ends)
+    except (DriftError, SyncError) as error:
+        raise TrainingStopped(str(error)) from error
     finally:
         trainer.close()
 
@@ -101,7 +105,10 @@ class Trainer:
         self.recipe, self.progress = recipe, progress
         self.settings = recipe.training
         self.folder = RunFolder(run_dir)
-        self.eval_tasks = list(eval_tasks) if eval_tasks is not None else _held_out(recipe, tasks is not None)
+        if eval_tasks is not None or tasks is not None:
+            self.eval_tasks = list(eval_tasks or ())
+        else:
+            self.eval_tasks = listed_tasks(recipe.eval_tasks)
         self.stream = TaskStream(_source(recipe, tasks), recipe.seed, self.settings.curriculum)
         toolset = toolset_of(recipe, tools)
         progress.note(f"loading {recipe.model.name}")
@@ -139,7 +146,9 @@ class Trainer:
         started = time.monotonic()
         done = self._resume() if resume else 0
         self.folder.create()
-        self.folder.recipe.write_text(yaml.safe_dump(resolved(self.recipe), sort_keys=False), encoding="utf-8")
+        aside = self.folder.path / ".recipe.yaml"
+        aside.write_text(yaml.safe_dump(resolved(self.recipe), sort_keys=False), encoding="utf-8")
+        os.replace(aside, self.folder.recipe)
         ask = evaluate_ends and bool(self.eval_tasks)
         with Store(self.folder.store) as store, MetricsWriter(self.folder.metrics) as metrics:
             known = store.runs()
@@ -150,8 +159,10 @@ class Trainer:
             metrics.truncate_from(done + 1)
             self.policy.sync(self.engine, done)
             before = None
-            if ask:
-                before = self._evaluate(store, run_id, "before", again=done == 0)
+            if ask and self.folder.eval_before.is_file():
+                before = EvaluationResult.load(self.folder.eval_before)
+            elif ask and done == 0:
+                before = self._evaluate(store, run_id, "before")
             walls: list[float] = []
             for step in range(done + 1, self.settings.steps + 1):
                 began = time.monotonic()
@@ -162,7 +173,7 @@ class Trainer:
                 self.progress.step(record, self.settings.steps, left)
                 if step % self.settings.save_every == 0 or step == self.settings.steps:
                     self._save(step)
-            after = self._evaluate(store, run_id, "after", again=True) if ask else None
+            after = self._evaluate(store, run_id, "after") if ask else None
             if before is not None and after is not None:
                 self._report(store, run_id, before, after, time.monotonic() - started)
         return TrainReport(self.folder, self.settings.steps, before, after, time.monotonic() - started)
@@ -173,6 +184,7 @@ class Trainer:
         groups = asyncio.run(self._rollouts(store, run_id, step))
         rolled = time.monotonic()
         drawn = self.engine.generated_tokens - tokens
+        store.add_trajectories(run_id, _stored(groups, step, self.settings.advantage))  # kept if the update is not
         rows = rows_of(groups, self.settings.advantage)
         batch = PackedBatch((), (), ())
         measured = UpdateMetrics()
@@ -187,7 +199,6 @@ class Trainer:
         for group in groups:
             rewards.setdefault(group.task.kind, []).extend(reward for _, reward in group.scored)
         self.stream.update({kind: values for kind, values in rewards.items() if values})
-        store.add_trajectories(run_id, _stored(groups, step, self.settings.advantage))
         ended = time.monotonic()
         record = {
             **step_record(step, groups),
@@ -229,11 +240,8 @@ class Trainer:
             raise
         return groups
 
-    def _evaluate(self, store: Store, run_id: int, phase: str, *, again: bool) -> EvaluationResult:
-        """Ask the held-out questions; what an earlier part of the run has asked already is read back."""
-        file = self.folder.eval_before if phase == "before" else self.folder.eval_after
-        if not again and file.is_file():
-            return EvaluationResult.load(file)
+    def _evaluate(self, store: Store, run_id: int, phase: str) -> EvaluationResult:
+        """Ask the held-out questions."""
         store.drop_phase(run_id, phase)
         settings = self.recipe.evaluation
         with self.progress.bar(f"evaluating {phase}", len(self.eval_tasks) * settings.trials) as bar:
@@ -256,7 +264,7 @@ class Trainer:
             ],
         )
         result = summarise(scored, resamples=settings.bootstrap, seed=self.recipe.seed)
-        result.save(file)
+        result.save(self.folder.eval_before if phase == "before" else self.folder.eval_after)
         return result
 
     def _report(
@@ -297,6 +305,8 @@ class Trainer:
 
     def _resume(self) -> int:
         """Restore the newest checkpoint; 0 when the run was stopped before its first."""
+        for folder in unfinished_checkpoints(self.folder.checkpoints):
+            self.progress.note(f"{folder} is not a whole checkpoint: not used")
         found = list_checkpoints(self.folder.checkpoints)
         if not found:
             self.progress.note(f"{self.folder.path} has no checkpoint yet: starting at step 1")
@@ -313,24 +323,7 @@ def _source(recipe: Recipe, tasks: Sequence[Task] | None) -> Source:
         return ListSource(tasks)
     if wanted.family == "atlas":
         return atlas_source(wanted.split, wanted.seed, wanted.kinds)
-    return ListSource(_file_tasks(wanted.family, wanted.kinds, wanted.count))
-
-
-def _held_out(recipe: Recipe, own_tasks: bool) -> list[Task]:
-    wanted = recipe.eval_tasks
-    if own_tasks:
-        return []
-    if wanted.family == "atlas":
-        return atlas_tasks(wanted.split, wanted.count or 1, wanted.seed, wanted.kinds)
-    return _file_tasks(wanted.family, wanted.kinds, wanted.count)
-
-
-def _file_tasks(path: str, kinds: Sequence[str] | None, count: int | None) -> list[Task]:
-    try:
-        tasks = load_tasks(path)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    return [task for task in tasks if kinds is None or task.kind in kinds][:count]
+    return ListSource(listed_tasks(wanted))
 
 
 def _new(
