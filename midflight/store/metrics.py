@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from midflight.errors import UserError
+
 
 class MetricsError(UserError):
     """A line that is not the last is not JSON; the message names file and line."""

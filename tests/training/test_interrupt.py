@@ -1,0 +1,68 @@
+"""Ctrl-C while trajectories run: what has finished is in the store, and the interrupt goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from midflight.config import TrainingConfig
+from midflight.store import Store
+from midflight.tasks.base import Task
+from midflight.training.data import ListSource, TaskStream
+from midflight.training.trainer import Trainer
+from tests.agent.doubles import LookupTool, compact_flow, population, user_parts
+
+TASKS = [Task("quick", "Peru?", "32933835", kind="quick"), Task("slow", "Chad?", "17179740", kind="slow")]
+
+
+def trainer(flow: Any, **settings: Any) -> Trainer:
+    """A trainer that can make rollouts and nothing else."""
+    made = Trainer.__new__(Trainer)
+    made.settings = TrainingConfig(queries_per_step=2, group_size=2, **settings)
+    made.stream = TaskStream(ListSource(TASKS), 0, None)
+    made.recipe = SimpleNamespace(seed=0)  # type: ignore[assignment]
+    made.train_flow = flow
+    return made
+
+
+def plan(request: Any) -> str:
+    question, *turns, _ = user_parts(request)
+    if "Peru" in question:
+        return "finish" if turns else "population: Peru"
+    return "sleep: x"
+
+
+def test_the_finished_trajectories_are_kept(tmp_path: Path) -> None:
+    flow, _ = compact_flow(plan, population(), LookupTool("sleep", {"x": "late"}, delay=30.0))
+    with Store(tmp_path / "store.sqlite") as store:
+        run_id = store.start_run("r", {}, 0)
+        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(trainer(flow)._rollouts(store, run_id, 3))
+        assert time.monotonic() - started < 5
+        kept = store.trajectories(run_id)
+        assert [(one.phase, one.step, one.task.id, one.reward) for one in kept] == [
+            ("interrupted", 3, "quick", 1.0)
+        ] * 2
+        assert sorted(one.member for one in kept) == [0, 1]
+        assert store.steps(run_id) == {3: None}
+        store.drop_steps_from(run_id, 3)
+        assert store.trajectories(run_id) == []
+
+
+def test_groups_without_signal_are_refilled_up_to_the_cap(tmp_path: Path) -> None:
+    flow, engine = compact_flow(lambda request: "finish")
+    with Store(tmp_path / "store.sqlite") as store:
+        groups = asyncio.run(trainer(flow, refill_factor=2.5)._rollouts(store, store.start_run("r", {}, 0), 1))
+    assert len(groups) == 5  # two, two more, and the one that is left under 2.5 times two
+    assert not any(group.signal for group in groups)
+    assert len({request.sampling.seed for request in engine.requests}) == 10
