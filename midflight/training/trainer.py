@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,12 +116,14 @@ class Trainer:
         own = load_named(recipe, recipe.model.name)
         lora = recipe.model.lora
         others = frozen_modules(recipe)
-        self.policy = Policy(
-            load_named(recipe, recipe.model.name),
-            lora=(lora.rank, lora.alpha) if lora else None,
-            reference=self.settings.kl_beta > 0 or others,
-            seed=derive(recipe.seed, "adapter"),
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of peft about transformers; no reader can act on it
+            self.policy = Policy(
+                load_named(recipe, recipe.model.name),
+                lora=(lora.rank, lora.alpha) if lora else None,
+                reference=self.settings.kl_beta > 0 or others,
+                seed=derive(recipe.seed, "adapter"),
+            )
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(),
             lr=self.settings.learning_rate,

@@ -1,0 +1,137 @@
+"""The whole training loop on a model of a few random weights, small enough to run in seconds."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+
+from midflight.api import recipe_for
+from midflight.config import Recipe, RecipeError
+from midflight.errors import TrainingStopped, UserError
+from midflight.progress import Progress
+from midflight.store import RunFolder, Store, read_metrics
+from midflight.tasks.base import Task
+from midflight.tools import tool
+from tests.training.tiny import make_tiny_model
+
+pytestmark = pytest.mark.model
+
+SAME = (
+    "reward",
+    "loss",
+    "grad_norm",
+    "entropy",
+    "kl",
+    "drift",
+    "trained_tokens",
+    "generated_tokens",
+    "success",
+    "turns",
+)
+
+
+@tool(blocking=False)
+def pick(letter: Annotated[str, Field(pattern="^[abc]{1,1}$")]) -> str:
+    """pick a letter"""
+    return letter
+
+
+TASKS = [Task(str(number), f"Pick a letter, number {number}.", "a") for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def recipe(model: Path, *overrides: str, steps: int = 4) -> Recipe:
+    settings = ["training.queries_per_step=4", "training.save_every=1", "training.learning_rate=0.02", *overrides]
+    return recipe_for([pick], name="tiny", model=str(model), steps=steps, max_turns=1, overrides=settings)
+
+
+def run(recipe: Recipe, folder: Path, **settings: Any) -> list[dict[str, Any]]:
+    from midflight.training.trainer import train
+
+    stream = io.StringIO()
+    train(recipe, folder, progress=Progress(stream), tools=[pick], tasks=TASKS, **settings)
+    return list(read_metrics(RunFolder(folder).metrics))
+
+
+def numbers(records: list[dict[str, Any]]) -> list[list[Any]]:
+    return [[record[name] for name in SAME] for record in records]
+
+
+def phases(folder: Path) -> list[tuple[str, int | None, int]]:
+    with Store(RunFolder(folder).store) as store:
+        found = store.trajectories(store.runs()[-1].id)
+    keys = [(one.phase, one.step) for one in found]
+    return [(phase, step, keys.count((phase, step))) for phase, step in dict.fromkeys(keys)]
+
+
+@pytest.mark.parametrize("lora", ["model.lora.rank=4", "model.lora=null"])
+def test_reward_rises_and_a_run_cut_off_in_its_update_resumes_with_the_same_numbers(
+    model: Path, tmp_path: Path, lora: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from midflight.training import trainer
+
+    rate = "training.learning_rate=0.01" if lora.endswith("null") else "training.learning_rate=0.1"
+    undisturbed = run(recipe(model, lora, rate, steps=12), tmp_path / "one")
+    rewards = [record["reward"] for record in undisturbed]
+    assert rewards[0] < 0.4 and min(rewards[-3:]) > 0.8, rewards
+    assert max(record["drift"] for record in undisturbed) <= 1e-4
+
+    real, calls = trainer.update, []
+
+    def interrupted(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(trainer, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe(model, lora, rate, steps=12), tmp_path / "two")
+    assert phases(tmp_path / "two")[-1] == ("train", 4, 32)
+    assert numbers(list(read_metrics(RunFolder(tmp_path / "two").metrics))) == numbers(undisturbed[:3])
+    assert numbers(run(recipe(model, lora, rate, steps=12), tmp_path / "two", resume=True)) == numbers(undisturbed)
+    assert phases(tmp_path / "two") == phases(tmp_path / "one")
+
+
+def test_drift_stops_the_run_and_is_one_line(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingStopped, match="sampler and trainer disagree: log-prob .* training.max_drift = 1e-30"):
+        run(recipe(model, "training.max_drift=1e-30"), tmp_path / "run")
+
+
+def test_nothing_is_left_of_a_run_that_cannot_start(model: Path, tmp_path: Path) -> None:
+    tight = recipe(model, "model.context_length=100", "agent.memory_tokens=32")
+    with pytest.raises(RecipeError, match=r"model.context_length = 100: the planner's prompt takes \d+ tokens"):
+        run(tight, tmp_path / "run")
+    with pytest.raises(UserError, match="model.device = mps: torch finds none on this machine"):
+        run(recipe(model, "model.device=mps"), tmp_path / "run")
+    with pytest.raises(UserError, match="--resume: .* does not exist"):
+        run(recipe(model), tmp_path / "run", resume=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_held_out_questions_before_and_after_and_what_is_not_whole_is_said(model: Path, tmp_path: Path) -> None:
+    asked = [Task("x", "Pick a letter.", "a")]
+    run(recipe(model, steps=1), tmp_path / "run", eval_tasks=asked)
+    folder = RunFolder(tmp_path / "run")
+    assert phases(folder.path) == [("before", None, 1), ("train", 1, 32), ("after", None, 1)]
+    assert "held-out questions before and after training" in folder.report_text.read_text()
+    (folder.checkpoints / "step-00009").mkdir()
+    from midflight.training.trainer import train
+
+    stream = io.StringIO()
+    train(
+        recipe(model, steps=1), folder.path, resume=True, progress=Progress(stream), tools=[pick], tasks=TASKS,
+        eval_tasks=asked,
+    )  # fmt: skip
+    notes = stream.getvalue().splitlines()
+    assert f"{folder.checkpoints / 'step-00009'} is not a whole checkpoint: not used" in notes
+    assert f"resuming {folder.path} after step 1" in notes
+    assert phases(folder.path) == [("before", None, 1), ("train", 1, 32), ("after", None, 1)]
