@@ -22,6 +22,7 @@ def make_tiny_model(folder: Path) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=2048,
+        initializer_range=0.1,
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,
