@@ -183,6 +183,9 @@ class Trainer:
 
     def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
         began = time.monotonic()
+        for engine in (self.engine, self.frozen):
+            if engine is not None:  # a step begins with empty prefix caches, as after a resume: the same rounding
+                engine.set_version(engine.weights_version)
         tokens = self.engine.generated_tokens
         groups = asyncio.run(self._rollouts(store, run_id, step))
         rolled = time.monotonic()

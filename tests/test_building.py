@@ -1,0 +1,102 @@
+"""From a recipe to modules, with stand-ins for models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from midflight import building
+from midflight.agent import (
+    DirectExecutor,
+    LastResultGenerator,
+    LLMExecutor,
+    LLMGenerator,
+    LLMPlanner,
+    LLMVerifier,
+    RuleVerifier,
+)
+from midflight.config import RecipeError, load_recipe
+from midflight.engines.local import ModelError
+from midflight.engines.scripted import ScriptedEngine
+from midflight.errors import UserError
+from tests.agent.doubles import population
+
+
+def test_the_callers_tool_comes_before_the_built_in_one_of_its_name() -> None:
+    own = population()
+    toolset = building.toolset_of(load_recipe("quickstart", ["agent.tools=[capital, population]"]), [own])
+    assert toolset.names == ("capital", "population")
+    assert toolset.get("population") is own
+
+
+def test_rule_modules_take_no_engine_and_language_models_take_the_frozen_one() -> None:
+    planner, frozen = ScriptedEngine([]), ScriptedEngine([])
+    rules = load_recipe("quickstart", ["agent.planner.temperature=0.7", "agent.planner.eval_temperature=0.1"])
+    assert not building.frozen_modules(rules)
+    for training, temperature in ((True, 0.7), (False, 0.1)):
+        flow = building.assemble(rules, building.toolset_of(rules), planner, None, training=training)
+        assert (flow.executor, flow.verifier, flow.generator) == (
+            DirectExecutor(),
+            RuleVerifier(),
+            LastResultGenerator(),
+        )
+        assert isinstance(flow.planner, LLMPlanner)
+        assert (flow.planner.engine, flow.planner.sampling.temperature) == (planner, temperature)
+        assert flow.max_turns == rules.agent.max_turns and flow.memory_tokens == rules.agent.memory_tokens
+    models = load_recipe("four-llm", ["agent.verifier.max_tokens=33", "agent.query_analysis=true"])
+    assert building.frozen_modules(models)
+    flow = building.assemble(models, building.toolset_of(models), planner, frozen, training=True)
+    for module, kind in ((flow.executor, LLMExecutor), (flow.verifier, LLMVerifier), (flow.generator, LLMGenerator)):
+        assert isinstance(module, kind) and module.engine is frozen  # type: ignore[attr-defined]
+    assert isinstance(flow.verifier, LLMVerifier) and flow.verifier.sampling.max_tokens == 33
+    assert flow.analyst is not None
+
+
+def test_a_context_below_the_smallest_prompt_is_refused() -> None:
+    recipe = load_recipe("quickstart", ["agent.memory_tokens=100", "agent.planner.max_tokens=20"])
+    flow = building.assemble(recipe, building.toolset_of(recipe), ScriptedEngine([]), None, training=True)
+
+    def engine(context: int) -> Any:
+        return SimpleNamespace(encode=lambda messages: [[0] * 400, [0] * 3], context_length=context)
+
+    building.check_prompt_fits(recipe, flow, engine(523))
+    with pytest.raises(RecipeError) as caught:
+        building.check_prompt_fits(recipe, flow, engine(522))
+    assert str(caught.value) == (
+        f"model.context_length = {recipe.model.context_length}: the planner's prompt takes 403 tokens without question "
+        "and memory, agent.memory_tokens 100, agent.planner.max_tokens 20; set model.context_length to 587 or more"
+    )
+
+
+def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def load_named(recipe: Any, name: str) -> Any:
+        loaded.append(name)
+        return SimpleNamespace(name=name)
+
+    monkeypatch.setattr(building, "load_named", load_named)
+    recipe = load_recipe("quickstart")
+    (tmp_path / "recipe.yaml").write_text("name: x\n")
+    with pytest.raises(ModelError, match="the run has no checkpoint yet; let it train, or name another model"):
+        building.load_trained(recipe, str(tmp_path))
+    for step in (5, 10, 15):
+        (tmp_path / f"checkpoints/step-{step:05d}").mkdir(parents=True)
+        if step < 15:
+            state = tmp_path / f"checkpoints/step-{step:05d}/state.json"
+            state.write_text(json.dumps({"step": step, "base": "smollm2-135m"}))
+    _, base = building.load_trained(recipe, str(tmp_path))
+    assert loaded == [str(tmp_path / "checkpoints/step-00010")]
+    assert base == "smollm2-135m"
+    assert building.load_trained(recipe, "nobody/none")[1] == "nobody/none"
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError) as caught:
+        building.load_named(load_recipe("quickstart", ["model.device=cuda:0"]), "smollm2-135m")
+    assert str(caught.value) == "model.device = cuda:0: torch finds none on this machine; set model.device=auto"
