@@ -29,7 +29,7 @@ from tests.agent.doubles import population
 def test_the_callers_tool_comes_before_the_built_in_one_of_its_name() -> None:
     own = population()
     toolset = building.toolset_of(load_recipe("quickstart", ["agent.tools=[capital, population]"]), [own])
-    assert toolset.names == ("capital", "population")
+    assert toolset.names == ("capital", "population", "finish")
     assert toolset.get("population") is own
 
 
