@@ -64,6 +64,17 @@ class PackedBatch:
     rows: tuple[Row, ...]
     trunk: Ids
     packs: tuple[Pack, ...]
+    budget: int = 0
+
+    def forwards(self) -> list[list[Pack]]:
+        """The packs in order of length, as many together as fit the budget when padded to the longest of them."""
+        made: list[list[Pack]] = []
+        for pack in sorted(self.packs, key=lambda pack: len(pack.ids)):
+            if made and len(pack.ids) * (len(made[-1]) + 1) <= self.budget:
+                made[-1].append(pack)
+            else:
+                made.append([pack])
+        return made
 
     @property
     def total_tokens(self) -> int:
@@ -84,7 +95,10 @@ def common_beginning(sequences: Sequence[Ids]) -> Ids:
 
 
 def pack_rows(rows: Sequence[Row], budget: int) -> PackedBatch:
-    """Pack rows in their order; a row longer than `budget` behind the trunk gets a pack of its own."""
+    """Pack rows in their order; a row longer than `budget` behind the trunk gets a pack of its own.
+
+    A token attends to its whole pack, so a pack is a quarter of the budget, and one forward takes several.
+    """
     if not rows:
         return PackedBatch((), (), ())
     prompts = [row.prompt_ids for row in rows]
@@ -93,11 +107,11 @@ def pack_rows(rows: Sequence[Row], budget: int) -> PackedBatch:
     children: dict[tuple[int, int], int] = {}
     for number, row in enumerate(rows):
         path = (row.prompt_ids + row.ids)[len(trunk) : -1]  # the last token predicts nothing
-        if not packs or len(packs[-1].ids) + _missing(path, children) > budget:
+        if not packs or len(packs[-1].ids) + _missing(path, children) > budget // 4:
             packs.append(Pack())
             children = {}
         _insert(packs[-1], children, number, row, path, len(trunk))
-    return PackedBatch(tuple(rows), trunk, tuple(pack for pack in packs if pack.terms))
+    return PackedBatch(tuple(rows), trunk, tuple(pack for pack in packs if pack.terms), budget)
 
 
 def _missing(path: Ids, children: dict[tuple[int, int], int]) -> int:

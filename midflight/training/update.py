@@ -22,23 +22,20 @@ CHUNK = 128
 LayerKV = tuple[Tensor, Tensor]
 
 
-class _TrunkedCache:
-    """Stands where transformers expects a cache: puts the trunk's keys and values before the pack's."""
+class _Keep:
+    """Stands where transformers expects a cache: hands keys and values through and keeps them."""
 
     is_compileable = False
 
-    def __init__(self, trunk: list[LayerKV] | None) -> None:
-        self.trunk = trunk
+    def __init__(self) -> None:
         self.layers: list[LayerKV] = []
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> LayerKV:
         self.layers.append((key, value))
-        if self.trunk is None:
-            return key, value
-        return torch.cat([self.trunk[layer_idx][0], key], dim=2), torch.cat([self.trunk[layer_idx][1], value], dim=2)
+        return key, value
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0 if self.trunk is None else self.trunk[0][0].shape[2]
+        return 0
 
 
 @dataclass(frozen=True)
@@ -66,44 +63,60 @@ def run(
     trunk: list[LayerKV] | None = None
     graph: list[LayerKV] = []
     if batch.trunk:
-        cache = _TrunkedCache(None)
-        _hidden(model, list(batch.trunk), list(range(len(batch.trunk))), None, cache, device)
+        cache = _Keep()
+        size = len(batch.trunk)
+        visible = torch.ones(1, size, size, dtype=torch.bool).tril()
+        _hidden(model, [list(batch.trunk)], [list(range(size))], visible, device, cache=cache)
         graph = cache.layers
-        trunk = [(k.detach().requires_grad_(grad), v.detach().requires_grad_(grad)) for k, v in graph]
-    for pack in batch.packs:
-        hidden = _hidden(model, pack.ids, pack.depths, pack, _TrunkedCache(trunk), device)
-        _score_pack(model, masks, batch, pack, hidden, on_scores)
+        trunk = [(k[0].detach().requires_grad_(grad), v[0].detach().requires_grad_(grad)) for k, v in graph]
+    for packs in batch.forwards():
+        width = max(len(pack.ids) for pack in packs)
+        visible = torch.zeros(len(packs), width, width, dtype=torch.bool)
+        for index, pack in enumerate(packs):
+            visible[index, : len(pack.ids), : len(pack.ids)] = torch.from_numpy(pack.visible())
+        visible |= torch.eye(width, dtype=torch.bool)  # padding sees itself
+        ids = [pack.ids + [0] * (width - len(pack.ids)) for pack in packs]
+        depths = [pack.depths + [0] * (width - len(pack.ids)) for pack in packs]
+        hidden = _hidden(model, ids, depths, visible, device, trunk=trunk)
+        leaf = hidden.detach().requires_grad_(grad)
+        for index, pack in enumerate(packs):
+            _score_pack(model, masks, batch, pack, leaf[index], on_scores)
+        if grad and leaf.grad is not None:
+            hidden.backward(leaf.grad)  # type: ignore[no-untyped-call]
     if grad and trunk is not None:
         outputs, gradients = [], []
         for (key, value), (key_leaf, value_leaf) in zip(graph, trunk, strict=True):
             for output, leaf in ((key, key_leaf), (value, value_leaf)):
                 if leaf.grad is not None and output.requires_grad:
                     outputs.append(output)
-                    gradients.append(leaf.grad)
+                    gradients.append(leaf.grad[None])
         if outputs:
             torch.autograd.backward(outputs, gradients)
 
 
 def _hidden(
-    model: Any, ids: list[int], depths: list[int], pack: Pack | None, cache: _TrunkedCache, device: torch.device
+    model: Any,
+    ids: list[list[int]],
+    depths: list[list[int]],
+    visible: Tensor,
+    device: torch.device,
+    *,
+    trunk: list[LayerKV] | None = None,
+    cache: _Keep | None = None,
 ) -> Tensor:
-    """Last hidden states [N, width] of a pack's tokens, or of the trunk (pack None: plain causal)."""
+    """Last hidden states [B, N, width] of B packs of N tokens behind the trunk, under the mask `visible` [B, N, N]."""
     dtype = next(model.parameters()).dtype
-    size = len(ids)
-    past = cache.get_seq_length()
-    if pack is None:
-        visible = torch.ones(size, size, dtype=torch.bool).tril()
-    else:
-        visible = torch.cat([torch.ones(size, past, dtype=torch.bool), torch.from_numpy(pack.visible())], dim=1)
     mask = torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+    extra = {} if trunk is None else {"trunk": trunk}
     output = model.get_decoder()(
-        input_ids=torch.tensor([ids], device=device),
-        position_ids=torch.tensor([depths], device=device),
-        attention_mask=mask[None, None].to(device),
+        input_ids=torch.tensor(ids, device=device),
+        position_ids=torch.tensor(depths, device=device),
+        attention_mask=mask[:, None].to(device),
         cache=cache,
-        use_cache=True,
+        use_cache=cache is not None,
+        **extra,
     )
-    return output.last_hidden_state[0]  # type: ignore[no-any-return]
+    return output.last_hidden_state  # type: ignore[no-any-return]
 
 
 def _score_pack(
@@ -124,12 +137,10 @@ def _score_pack(
     device = hidden.device
     nodes = torch.tensor([key[0] for key in keys], device=device)
     picked = hidden[nodes]
-    grad = torch.is_grad_enabled()
-    leaf = picked.detach().requires_grad_(grad)
     head = model.get_output_embeddings()
     for start in range(0, len(keys), CHUNK):
         chunk = keys[start : start + CHUNK]
-        logits = head(leaf[start : start + CHUNK]).float()
+        logits = head(picked[start : start + CHUNK]).float()
         heat = torch.tensor([key[1] for key in chunk], device=device)
         logits = logits / heat[:, None]
         blocked = torch.zeros(logits.shape, dtype=torch.bool)
@@ -147,6 +158,4 @@ def _score_pack(
         target = torch.tensor(wanted, device=device)
         loss = on_scores(pack, Scores(numbers, logprobs[place, target], entropies[place]))
         if loss is not None:
-            loss.backward()  # type: ignore[no-untyped-call]
-    if grad and leaf.grad is not None:
-        picked.backward(leaf.grad)  # type: ignore[no-untyped-call]
+            loss.backward(retain_graph=start + CHUNK < len(keys))  # type: ignore[no-untyped-call]

@@ -43,57 +43,102 @@ def attention(
     trunk_key, trunk_value = trunk[module.layer_idx]  # type: ignore[index]
     scale = scaling if scaling is not None else width**-0.5
     own = query.reshape(rows, groups, -1, width)  # the heads of a group, and their tokens, in one axis
-    folded = own.transpose(0, 1).reshape(1, groups, -1, width)
     if attention_mask is not None:
         attention_mask = attention_mask.repeat(1, 1, heads // groups, 1)
-    if query.device.type == "cpu":
-        output = _merged(folded, trunk_key[None], trunk_value[None], own, key, value, attention_mask, scale)
-    else:
-        output = _joined(folded, trunk_key[None], trunk_value[None], own, key, value, attention_mask, scale)
+    arguments = (own, key, value, trunk_key, trunk_value, attention_mask, scale)
+    output = _Merged.apply(*arguments) if query.device.type == "cpu" else _joined(*arguments)
     return output.reshape(rows, heads, tokens, width).transpose(1, 2).contiguous(), None
 
 
-def _merged(
-    folded: torch.Tensor,
-    trunk_key: torch.Tensor,
-    trunk_value: torch.Tensor,
-    own: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-) -> torch.Tensor:
-    """Two fused attentions, put together by their log-sum-exps; holds no scores. [rows, groups, heads x T, d]."""
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    shape = own.shape
-    over_trunk, trunk_sum = fused(folded, trunk_key, trunk_value, scale=scale)
-    over_own, own_sum = fused(own, key, value, attn_mask=mask, scale=scale)
-    over_trunk = over_trunk[0].view(shape[1], shape[0], shape[2], shape[3]).transpose(0, 1)
-    trunk_sum = trunk_sum[0].view(shape[1], shape[0], shape[2]).transpose(0, 1)
-    share = torch.sigmoid(trunk_sum - own_sum)[..., None].to(own.dtype)
-    merged: torch.Tensor = share * over_trunk + (1 - share) * over_own
-    return merged
+class _Merged(torch.autograd.Function):
+    """Two fused attentions put together by their log-sum-exps; holds no scores, forward or backward.
+
+    Backward: with the merged output and log-sum-exp in place of its own, each fused attention's gradient is exactly its
+    share of the whole's, since softmax weights and the row sums of grad x output are those of the whole.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        own: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        trunk_key: torch.Tensor,
+        trunk_value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+    ) -> torch.Tensor:
+        """own [rows, groups, heads x T, d]; key, value [rows, groups, S, d]; trunk_* [groups, P, d]."""
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        over_trunk, trunk_sum = fused(_fold(own), trunk_key[None], trunk_value[None], scale=scale)
+        over_own, own_sum = fused(own, key, value, attn_mask=mask, scale=scale)
+        over_trunk, trunk_sum = _unfold(over_trunk, own), _unfold(trunk_sum[..., None], own)
+        own_sum = own_sum[..., None]
+        share = torch.sigmoid(trunk_sum - own_sum).to(own.dtype)
+        output = share * over_trunk + (1 - share) * over_own
+        ctx.save_for_backward(own, key, value, trunk_key, trunk_value, mask, output, trunk_sum.logaddexp(own_sum))
+        ctx.scale = scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        own, key, value, trunk_key, trunk_value, mask, output, total = ctx.saved_tensors
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        folded_grad, folded, folded_output, folded_total = (_fold(part) for part in (grad, own, output, total))
+        to_trunk, trunk_key_grad, trunk_value_grad = fused(
+            folded_grad,
+            folded,
+            trunk_key[None],
+            trunk_value[None],
+            folded_output,
+            folded_total[..., 0].contiguous(),
+            0.0,
+            False,
+            scale=ctx.scale,
+        )
+        to_own, key_grad, value_grad = fused(
+            grad.contiguous(),
+            own,
+            key,
+            value,
+            output,
+            total[..., 0].contiguous(),
+            0.0,
+            False,
+            attn_mask=mask,
+            scale=ctx.scale,
+        )
+        return _unfold(to_trunk, own) + to_own, key_grad, value_grad, trunk_key_grad[0], trunk_value_grad[0], None, None
+
+
+def _fold(part: torch.Tensor) -> torch.Tensor:
+    """[rows, groups, n, d] as [1, groups, rows x n, d]."""
+    return part.transpose(0, 1).reshape(1, part.shape[1], -1, part.shape[3])
+
+
+def _unfold(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[1, groups, rows x n, d] as [rows, groups, n, d], rows and n as in `like`."""
+    rows, groups, count, _ = like.shape
+    return part[0].view(groups, rows, count, -1).transpose(0, 1)
 
 
 def _joined(
-    folded: torch.Tensor,
-    trunk_key: torch.Tensor,
-    trunk_value: torch.Tensor,
     own: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    trunk_key: torch.Tensor,
+    trunk_value: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """One softmax over the scores of trunk and suffix, written out; for devices without the fused kernel above."""
-    rows, groups, _, width = own.shape
-    length = trunk_key.shape[2]
-    shared = (folded[0] @ trunk_key[0].transpose(-1, -2)).view(groups, rows, -1, length).transpose(0, 1)
+    """The same as `_Merged` with one softmax over all scores written out; for devices without that fused kernel."""
+    length = trunk_key.shape[1]
+    shared = _unfold((_fold(own)[0] @ trunk_key.transpose(-1, -2))[None], own)
     scores = own @ key.transpose(-1, -2)
     scores = scores * scale if mask is None else scores * scale + mask
     weights = torch.cat([shared * scale, scores], dim=-1).softmax(dim=-1)
-    over_trunk = weights[..., :length].transpose(0, 1).reshape(groups, -1, length) @ trunk_value[0]
-    return weights[..., length:] @ value + over_trunk.view(groups, rows, -1, width).transpose(0, 1)
+    over_trunk = _fold(weights[..., :length])[0] @ trunk_value
+    return weights[..., length:] @ value + _unfold(over_trunk[None], own)
 
 
 def register() -> None:
