@@ -46,7 +46,8 @@ def attention(
     if attention_mask is not None:
         attention_mask = attention_mask.repeat(1, 1, heads // groups, 1)
     arguments = (own, key, value, trunk_key, trunk_value, attention_mask, scale)
-    output = _Merged.apply(*arguments) if query.device.type == "cpu" else _joined(*arguments)
+    merge: Any = _Merged.apply if query.device.type == "cpu" else _joined
+    output = merge(*arguments)
     return output.reshape(rows, heads, tokens, width).transpose(1, 2).contiguous(), None
 
 
@@ -75,13 +76,13 @@ class _Merged(torch.autograd.Function):
         over_trunk, trunk_sum = _unfold(over_trunk, own), _unfold(trunk_sum[..., None], own)
         own_sum = own_sum[..., None]
         share = torch.sigmoid(trunk_sum - own_sum).to(own.dtype)
-        output = share * over_trunk + (1 - share) * over_own
+        output: torch.Tensor = share * over_trunk + (1 - share) * over_own
         ctx.save_for_backward(own, key, value, trunk_key, trunk_value, mask, output, trunk_sum.logaddexp(own_sum))
         ctx.scale = scale
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         own, key, value, trunk_key, trunk_value, mask, output, total = ctx.saved_tensors
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         folded_grad, folded, folded_output, folded_total = (_fold(part) for part in (grad, own, output, total))
