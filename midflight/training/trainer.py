@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,10 @@ class Trainer:
 
     def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
         began = time.monotonic()
+        # Whatever an evaluation or a step without an update left in the prefix caches is not there after a resume.
+        self.engine.set_version(step - 1)
+        if self.frozen is not None:
+            self.frozen.set_version(0)
         tokens = self.engine.generated_tokens
         groups = asyncio.run(self._rollouts(store, run_id, step))
         rolled = time.monotonic()
@@ -181,8 +185,13 @@ class Trainer:
             for settings in self.optimizer.param_groups:
                 settings["lr"] = rate
             batch = pack_rows(rows, self.settings.pack_tokens)
-            measured = update(self.policy, self.optimizer, self.engine.masks, batch, self.settings)
-            self.policy.sync(self.engine, step)
+            try:
+                measured = update(self.policy, self.optimizer, self.engine.masks, batch, self.settings)
+                self.policy.sync(self.engine, step)
+            except KeyboardInterrupt:
+                kept = _stored(groups, step, self.settings.advantage)
+                store.add_trajectories(run_id, [replace(one, phase="interrupted") for one in kept])
+                raise
         rewards: dict[str, list[float]] = {}
         for group in groups:
             rewards.setdefault(group.task.kind, []).extend(reward for _, reward in group.scored)

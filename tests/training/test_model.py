@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -160,3 +159,105 @@ def test_the_packed_gradient_is_that_of_a_plain_loop(engine, rows, lora):
     assert len(pack_rows(shuffled, 24).packs) > 1
     assert relative(cut, expected) < 1e-5
     assert again.loss == pytest.approx(metrics.loss, abs=1e-5)
+
+
+def plain_logprobs(model, row):
+    """Log-probs of a row's ids without rules."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([row.prompt_ids + row.ids])).logits[0, len(row.prompt_ids) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(row.ids)[:, None])[:, 0]
+
+
+def test_sync_brings_the_sampler_to_the_trainers_weights_and_a_stale_one_is_caught(rows):
+    policy = policy_of((4, 8.0))
+    sampler = LocalEngine(load(EMBEDDED), chat_template=False)
+    with pytest.raises(SyncError, match=r"log-probs differ by .*, bound 0.0001"):
+        policy.probe(sampler, 1e-4)
+    assert policy.sync(sampler, 3) <= 1e-4
+    assert sampler.weights_version == 3
+    assert torch.allclose(plain_logprobs(policy.causal, rows[0]), plain_logprobs(sampler.model, rows[0]), atol=1e-4)
+    with policy.frozen() as model:
+        assert not torch.allclose(plain_logprobs(model, rows[0]), plain_logprobs(sampler.model, rows[0]), atol=1e-2)
+    stir(policy, 0.02, seed=1)  # an update without a sync
+    with pytest.raises(SyncError):
+        policy.probe(sampler, 1e-4)
+    assert policy.sync(sampler, 4) <= 1e-4
+    sampler.close()
+
+
+@pytest.mark.parametrize("lora", [(4, 8.0), None], ids=["lora", "full"])
+def test_what_is_saved_is_loaded_bit_for_bit_and_solves_as_trained(tmp_path, rows, lora):
+    policy = policy_of(lora)
+    policy.save(tmp_path)
+    (tmp_path / "state.json").write_text(json.dumps({"base": policy.base_name}))  # as the trainer does
+    saved = [parameter.detach().clone() for parameter in policy.parameters()]
+    expected = plain_logprobs(policy.causal, rows[0])
+    stir(policy, 0.02, seed=1)
+    assert not torch.equal(plain_logprobs(policy.causal, rows[0]), expected)
+    policy.load(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), saved, strict=True))
+    assert torch.equal(plain_logprobs(policy.causal, rows[0]), expected)
+    found, base = load_trained(load_recipe("quickstart"), str(tmp_path))
+    assert base == EMBEDDED
+    assert torch.allclose(plain_logprobs(found.model, rows[0]), expected, atol=1e-4)
+
+
+PRICES = {"bolts": 12, "nuts": 7, "screws": 31, "nails": 42, "hinges": 18, "locks": 9}
+
+
+@tool(blocking=False)
+def stock(item: str) -> int:
+    """How many of an item there are."""
+    return 1000 + PRICES[item.strip().lower()]
+
+
+@tool(blocking=False)
+def price(item: str) -> int:
+    """What an item costs."""
+    return PRICES[item.strip().lower()]
+
+
+ASKED = [Task(item, f"How much for {item}?", str(cost), "numeric") for item, cost in PRICES.items()]
+SMALL = ["model.chat_template=false", "model.context_length=512", "agent.memory_tokens=64"]
+
+
+EXAMPLES = "".join(
+    f"Question: {question}\nTurn 1: {call}\n\n"
+    for question, call in (("How many ropes are there?", "stock: ropes"), ("How much are the tiles?", "price: tiles"))
+)
+
+
+def learning(folder, steps):
+    (folder / "examples.txt").write_text(EXAMPLES)
+    return [
+        *SMALL,
+        f"agent.planner.examples={folder / 'examples.txt'}",
+        f"training.steps={steps}",
+        "training.queries_per_step=3",
+        "training.group_size=8",
+        "training.learning_rate=1e-3",
+        "training.kl_beta=0",
+        "agent.planner.temperature=1.3",
+        "agent.planner.max_tokens=8",
+    ]
+
+
+def test_a_few_updates_teach_the_planner_to_choose_its_tool(tmp_path):
+    train_on(ASKED, [stock, price], run_dir=tmp_path / "run", steps=4, max_turns=1, overrides=learning(tmp_path, 4))
+    metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert len(metrics) == 4
+    assert metrics[-1]["reward"] >= metrics[0]["reward"] + 0.25
+    assert all(record["drift"] <= 1e-4 for record in metrics)
+    assert any(record["trained_tokens"] for record in metrics)
+
+
+def test_an_interrupt_in_the_update_keeps_the_trajectories_of_the_step(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "update", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_on(ASKED, [stock, price], run_dir=tmp_path / "run", steps=1, max_turns=1, overrides=learning(tmp_path, 1))
+    with Store(tmp_path / "run" / "store.sqlite") as store:
+        kept = store.trajectories(store.runs()[-1].id, "interrupted")
+    assert len(kept) == 24 and {one.step for one in kept} == {1}
