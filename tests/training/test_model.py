@@ -217,13 +217,17 @@ def price(item: str) -> int:
     return PRICES[item.strip().lower()]
 
 
-ASKED = [Task(item, f"How much for {item}?", str(cost), "numeric") for item, cost in PRICES.items()]
+ASKED = [Task(item, f"How many {item} are there?", str(1000 + cost), "numeric") for item, cost in PRICES.items()]
 SMALL = ["model.chat_template=false", "model.context_length=512", "agent.memory_tokens=64"]
 
 
 EXAMPLES = "".join(
-    f"Question: {question}\nTurn 1: {call}\n\n"
-    for question, call in (("How many ropes are there?", "stock: ropes"), ("How much are the tiles?", "price: tiles"))
+    f"Question: {question}\nTurn 1: {call}\nResult: 53\nTurn 2: finish\n\n"
+    for question, call in (
+        ("How much are the tiles?", "price: tiles"),
+        ("How many ropes are there?", "stock: ropes"),
+        ("How many tiles are there?", "stock: tiles"),
+    )
 )
 
 
@@ -237,13 +241,13 @@ def learning(folder, steps):
         "training.group_size=8",
         "training.learning_rate=1e-3",
         "training.kl_beta=0",
-        "agent.planner.temperature=1.3",
+        "agent.planner.temperature=1.2",
         "agent.planner.max_tokens=8",
     ]
 
 
-def test_a_few_updates_teach_the_planner_to_choose_its_tool(tmp_path):
-    train_on(ASKED, [stock, price], run_dir=tmp_path / "run", steps=4, max_turns=1, overrides=learning(tmp_path, 4))
+def test_a_few_updates_teach_the_planner_to_look_up_what_is_asked(tmp_path):
+    train_on(ASKED, [stock, price], run_dir=tmp_path / "run", steps=4, max_turns=2, overrides=learning(tmp_path, 4))
     metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert len(metrics) == 4
     assert metrics[-1]["reward"] >= metrics[0]["reward"] + 0.25
@@ -257,7 +261,7 @@ def test_an_interrupt_in_the_update_keeps_the_trajectories_of_the_step(tmp_path,
 
     monkeypatch.setattr(training, "update", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        train_on(ASKED, [stock, price], run_dir=tmp_path / "run", steps=1, max_turns=1, overrides=learning(tmp_path, 1))
+        train_on(ASKED, [stock, price], run_dir=tmp_path / "run", steps=1, max_turns=2, overrides=learning(tmp_path, 1))
     with Store(tmp_path / "run" / "store.sqlite") as store:
         kept = store.trajectories(store.runs()[-1].id, "interrupted")
     assert len(kept) == 24 and {one.step for one in kept} == {1}
