@@ -130,7 +130,7 @@ class Policy:
         """Write the adapter (PEFT's format) or the full model (transformers' format) into `folder`."""
         if self.peft is not None:
             self.peft.peft_config[ADAPTER].base_model_name_or_path = self.base_name
-            state = get_peft_model_state_dict(self.peft)
+            state = get_peft_model_state_dict(self.peft, save_embedding_layers=False)
             save_file({name: value.contiguous() for name, value in state.items()}, folder / "adapter_model.safetensors")
             self.peft.peft_config[ADAPTER].save_pretrained(str(folder))
         else:

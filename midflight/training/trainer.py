@@ -160,7 +160,7 @@ class Trainer:
             )
             store.drop_steps_from(run_id, done + 1)
             metrics.truncate_from(done + 1)
-            self.policy.sync(self.engine, done)
+            self.policy.sync(self.engine, done, bound=self.settings.max_drift)
             before = None
             if ask and self.folder.eval_before.is_file():
                 before = EvaluationResult.load(self.folder.eval_before)
@@ -200,7 +200,7 @@ class Trainer:
                 settings["lr"] = rate
             batch = pack_rows(rows, self.settings.pack_tokens)
             measured = update(self.policy, self.optimizer, self.engine.masks, batch, self.settings)
-            self.policy.sync(self.engine, step)
+            self.policy.sync(self.engine, step, bound=self.settings.max_drift)
         rewards: dict[str, list[float]] = {}
         for group in groups:
             rewards.setdefault(group.task.kind, []).extend(reward for _, reward in group.scored)
