@@ -124,7 +124,8 @@ def test_an_interrupt_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
     assert output == "" and "Traceback" not in errors
     said = [line for line in errors.splitlines() if "interrupted" in line]
     assert said == [errors.splitlines()[-1]]
-    assert said[0].startswith("midflight: interrupted; the last checkpoint is kept, go on with: midflight train ")
+    begins = "midflight: interrupted; the checkpoint step-00001 is kept, go on with: midflight train "
+    assert said[0].startswith(begins)
     assert said[0].endswith("--resume")
     with Store(run.store) as store:
         kept = store.trajectories(store.runs()[-1].id, "interrupted")
