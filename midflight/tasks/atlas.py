@@ -41,8 +41,9 @@ KINDS: Mapping[str, int] = MappingProxyType(
 
 _OF_A_CAPITAL = frozenset({"capital", "country_of_capital", "population_of_capital", "area_of_capital"})
 _NAME = re.compile(r"[A-Z][A-Za-z.' -]{1,31}")
-_LOOKUP = {"relative_tolerance": 1e-6}
-_COMPUTED = {"relative_tolerance": 1e-3}
+_WHOLE = {"relative_tolerance": 0.0, "absolute_tolerance": 0.5}
+"""For whole numbers: a share of a large sum would let one of its terms alone count as right."""
+_QUOTIENT = {"relative_tolerance": 1e-3}
 
 
 def split_of(key: str) -> Split:
@@ -120,6 +121,8 @@ class AtlasSampler:
 
     def pool(self, kind: str) -> tuple[Country, ...]:
         """The countries a question of `kind` can be about; a capital that holds its country's name gives it away."""
+        if kind == "density":  # divided by 1 km2, a lookup alone would be the answer
+            return tuple(country for country in self._countries if country.area > 1)
         return self._with_capital if kind in _OF_A_CAPITAL else self._countries
 
     def all_about(self, kind: str) -> list[Task]:
@@ -146,7 +149,7 @@ class AtlasSampler:
         while True:
             one, other = rng.sample(self._countries, 2)
             first, second = getattr(one, quantity), getattr(other, quantity)
-            if first != second:
+            if first != second and (kind != "ratio" or second > 1):
                 break
         if kind == "difference" and first < second:
             one, other, first, second = other, one, second, first
@@ -172,8 +175,9 @@ class AtlasSampler:
                 abs(first - second),
             ),
         }[kind]
+        tolerance = _QUOTIENT if kind == "ratio" else _WHOLE
         return self._task(
-            kind, f"{quantity}/{one.iso}-{other.iso}", question, format_number(value), "numeric", _COMPUTED
+            kind, f"{quantity}/{one.iso}-{other.iso}", question, format_number(value), "numeric", tolerance
         )
 
     def _arithmetic(self, rng: random.Random) -> Task:
@@ -194,7 +198,7 @@ class AtlasSampler:
             "(a + c) * b": (a + c) * b,
         }[shape]
         key = expression.replace(" ", "")
-        return self._task("arithmetic", key, f"What is {expression}?", str(value), "numeric", _LOOKUP)
+        return self._task("arithmetic", key, f"What is {expression}?", str(value), "numeric", _WHOLE)
 
 
 _Parts = tuple[str, str, str, dict[str, Any]]
@@ -208,8 +212,8 @@ def _name(question: str, answer: str, aliases: tuple[str, ...]) -> _Parts:
 _ONE_COUNTRY: Mapping[str, Callable[[Country], _Parts]] = MappingProxyType(
     {
         "capital": lambda c: _name(f"What is the capital of {c.phrase}?", c.capital, CAPITAL_ALIASES.get(c.iso, ())),
-        "population": lambda c: (f"How many people live in {c.phrase}?", str(c.population), "numeric", _LOOKUP),
-        "area": lambda c: (f"What is the area of {c.phrase} in square kilometres?", str(c.area), "numeric", _LOOKUP),
+        "population": lambda c: (f"How many people live in {c.phrase}?", str(c.population), "numeric", _WHOLE),
+        "area": lambda c: (f"What is the area of {c.phrase} in square kilometres?", str(c.area), "numeric", _WHOLE),
         "country_of_capital": lambda c: _name(
             f"Which country has {c.capital} as its capital?", c.name, ALIASES.get(c.iso, ())
         ),
@@ -217,19 +221,19 @@ _ONE_COUNTRY: Mapping[str, Callable[[Country], _Parts]] = MappingProxyType(
             f"How many people live in the country whose capital is {c.capital}?",
             str(c.population),
             "numeric",
-            _LOOKUP,
+            _WHOLE,
         ),
         "area_of_capital": lambda c: (
             f"What is the area in square kilometres of the country whose capital is {c.capital}?",
             str(c.area),
             "numeric",
-            _LOOKUP,
+            _WHOLE,
         ),
         "density": lambda c: (
             f"How many people live per square kilometre in {c.phrase}?",
             format_number(c.population / c.area),
             "numeric",
-            _COMPUTED,
+            _QUOTIENT,
         ),
     }
 )
