@@ -121,6 +121,10 @@ def _check_modules(recipe: Recipe) -> None:
                 f"{key} = {getattr(module, unused[0])}: does nothing with agent.{name}.kind = {kind}; "
                 f"remove it or set agent.{name}.kind=llm"
             )
+    if not agent.query_analysis and agent.analyst != ModuleConfig():
+        raise RecipeError(
+            "agent.analyst: does nothing with agent.query_analysis = false; remove it or set agent.query_analysis=true"
+        )
     examples = agent.planner.examples
     if examples is not None:
         if not Path(examples).is_file():

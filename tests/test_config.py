@@ -276,3 +276,12 @@ def test_an_unknown_kind_of_a_family(small: Path) -> None:
     assert refused(small, "train_tasks.kinds=[capitol]").startswith(
         "train_tasks.kinds = capitol: unknown kind of atlas; did you mean capital? kinds: capital, population, area, "
     )
+
+
+def test_analyst_settings_without_query_analysis_are_refused() -> None:
+    with pytest.raises(RecipeError) as error:
+        load_recipe("quickstart", ["agent.analyst.max_tokens=8"])
+    assert str(error.value) == (
+        "agent.analyst: does nothing with agent.query_analysis = false; remove it or set agent.query_analysis=true"
+    )
+    assert load_recipe("quickstart", ["agent.query_analysis=true", "agent.analyst.max_tokens=8"]).agent.query_analysis
