@@ -77,6 +77,7 @@ def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine |
             format=agent.planner.format,
             examples=examples,
             grammar=agent.planner.grammar,
+            quoted=agent.planner.quote_arguments,
             sampling=Sampling(temperature=temperature, max_tokens=agent.planner.max_tokens),
         ),
         LLMExecutor(other(), sampling(agent.executor)) if agent.executor.kind == "llm" else DirectExecutor(),

@@ -50,6 +50,8 @@ class PlannerConfig(Section):
     """Text file of worked examples put into the planner's system prompt; relative to the recipe. Null: none."""
     grammar: bool = True
     """Hold the planner's text to the action format."""
+    quote_arguments: bool = False
+    """The grammar also holds arguments to words, and numbers, that the question or a result contains."""
     temperature: float = Field(default=1.0, gt=0)
     """In training rollouts."""
     eval_temperature: float = Field(default=0.0, ge=0)

@@ -33,6 +33,10 @@ _FULL_FINISH = re.compile(rf"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: {FINISH}(\nCo
 _CLASS = r"\[(?!\^)(?:[^\]\\\n]|\\[^nrsSDWpPbBxu])+\]"
 _SIMPLE_PATTERN = re.compile(rf"\^?((?:{_CLASS}|\({_CLASS}(?:\|\w+)*\))(?:\{{[1-9]\d*(?:,\d*)?\}}|\+))\$?")
 _LINE = "[^ \\t\\r\\n][^\\r\\n]{0,%d}"
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_EDGE = " \\t\\r\\n.,;:?!"
+_QUOTABLE_CHARACTERS = 2000
+"""Of a question or a result, so much can be quoted."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,15 @@ class LLMPlanner:
     """A language model as planner.
 
     `compact` suits a small model without chat template: one line an action. `full` has sub-goals and multi-line
-    contexts. `examples` are worked examples for the system prompt; `grammar` holds the text to the format.
+    contexts. `examples` are worked examples for the system prompt; `grammar` holds the text to the format, and `quoted`
+    holds each argument to what question and results say (see `planner_grammar`).
     """
 
     engine: Engine
     format: Style = "full"
     examples: str = ""
     grammar: bool = True
+    quoted: bool = False
     sampling: Sampling = field(default_factory=Sampling)
 
     async def plan(self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str) -> Plan:
@@ -89,7 +95,8 @@ class LLMPlanner:
         sampling = replace(self.sampling, seed=request_seed(query.seed, "planner", memory.next_index))
         if self.format == "compact" and not self.grammar:
             sampling = replace(sampling, stop=(*sampling.stop, "\n"))
-        grammar = planner_grammar(toolset, self.format) if self.grammar else None
+        quotable = _quotable(query, memory) if self.quoted else None
+        grammar = planner_grammar(toolset, self.format, quotable) if self.grammar else None
         messages = self.messages(query, toolset, memory, turns_left, analysis)
         generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar))
         action, problem = parse_action(generation, self.format)
@@ -155,22 +162,37 @@ def parse_action(generation: Generation, format: Style) -> tuple[Action | None, 
     return Action(match.groupdict().get("sub_goal", ""), match["tool"], match["context"]), ""
 
 
-def planner_grammar(toolset: Toolset, format: Style) -> str:
+def planner_grammar(toolset: Toolset, format: Style, quotable: str | None = None) -> str:
     """A Lark grammar (llguidance dialect) whose texts are the actions of `format` over the tools' names.
 
     A tool whose only parameter is a string with a simple `pattern` (a repeated character class, perhaps with words
     beside it: `^([0-9+ ]|sqrt){1,80}$`) takes that as its argument; any other argument is one line. `finish` takes
     none. The text ends in a line break, so no end token is drawn.
+
+    With `quotable`, an argument is whole words in a row from one line of it; under a pattern that a number fits, as the
+    calculator's, it may have any form the pattern allows, with numbers of `quotable` and at least one.
     """
     alternatives, terminals = [], []
     width = 60 if format == "compact" else 400
     joint = ": " if format == "compact" else "\nContext: "
+    numbers = sorted(set(_NUMBER.findall(quotable or "")))
     for number, tool in enumerate(toolset):
         if tool.name == FINISH:
             alternatives.append(json.dumps(FINISH))
             continue
+        pattern = _simple_pattern(tool)
+        argument = f"/{pattern or _LINE % (width - 1)}/"
+        if quotable is not None and pattern is not None and re.fullmatch(pattern, "7"):
+            if not numbers:
+                continue  # nothing to calculate with
+            one = "(" + "|".join(re.escape(text) for text in numbers) + ")"
+            argument += f" & /([^0-9.\\n]*{one}[^0-9.\\n]+)*[^0-9.\\n]*{one}[^0-9.\\n]*/"
+        elif quotable is not None:
+            argument += f" & QUOTE & /[^{_EDGE}]([^\\r\\n]{{0,{width - 2}}}[^{_EDGE}])?/"
         alternatives.append(f"{json.dumps(tool.name + joint)} ARGUMENT_{number}")
-        terminals.append(f"ARGUMENT_{number}: /{_argument_pattern(tool, width)}/")
+        terminals.append(f"ARGUMENT_{number}: {argument}")
+    if quotable is not None:
+        terminals.append(f"QUOTE: %regex {json.dumps({'substring_words': quotable})}")
     if format == "compact":
         start = 'start: " " call "\\n"'
     else:
@@ -179,14 +201,21 @@ def planner_grammar(toolset: Toolset, format: Style) -> str:
     return "\n".join([start, "call: " + " | ".join(alternatives), *terminals]) + "\n"
 
 
-def _argument_pattern(tool: Tool, width: int) -> str:
+def _quotable(query: Query, memory: Memory) -> str:
+    """The question and the results so far, a line each."""
+    results = (turn.result.text for turn in memory.turns if turn.result.error is None)
+    return "\n".join(one_line(text)[:_QUOTABLE_CHARACTERS] for text in (query.text, *results))
+
+
+def _simple_pattern(tool: Tool) -> str | None:
+    """The pattern of a tool's only parameter as the inside of a Lark regex, if it is one llguidance reads."""
     properties = tool.parameters.get("properties", {})
     if len(properties) == 1:
         (schema,) = properties.values()
         simple = _SIMPLE_PATTERN.fullmatch(schema.get("pattern", "")) if schema.get("type") == "string" else None
         if simple:
             return re.sub(r"\\.|/", lambda piece: "\\/" if piece[0] == "/" else piece[0], simple[1])
-    return _LINE % (width - 1)
+    return None
 
 
 def _compact_tool(tool: Tool) -> str:

@@ -25,7 +25,6 @@ class Masks:
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         self._tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocabulary)
         self.vocabulary = vocabulary
-        self._compiled: dict[str, LLMatcher] = {}
 
     def start(self, grammar: str) -> LLMatcher:
         """A fresh walk of `grammar`.
@@ -33,12 +32,14 @@ class Masks:
         Raises:
             GrammarError: the grammar does not compile.
         """
-        if grammar not in self._compiled:
-            matcher = LLMatcher(self._tokenizer, grammar)
-            if matcher.is_error():
-                raise GrammarError(f"grammar does not compile: {matcher.get_error()}")
-            self._compiled[grammar] = matcher
-        return self._compiled[grammar].deep_copy()
+        return self._compile(grammar).deep_copy()
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - one Masks lives as long as its model
+    def _compile(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, grammar)
+        if matcher.is_error():
+            raise GrammarError(f"grammar does not compile: {matcher.get_error()}")
+        return matcher
 
     def allowed(self, matcher: LLMatcher) -> np.ndarray:
         """Boolean [vocabulary]: the tokens that may come next."""
