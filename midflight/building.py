@@ -76,8 +76,9 @@ def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine |
             planner,
             format=agent.planner.format,
             examples=examples,
+            nearest_examples=agent.planner.nearest_examples,
             grammar=agent.planner.grammar,
-            quoted=agent.planner.quote_arguments,
+            grounded=agent.grounded,
             sampling=Sampling(temperature=temperature, max_tokens=agent.planner.max_tokens),
         ),
         LLMExecutor(other(), sampling(agent.executor)) if agent.executor.kind == "llm" else DirectExecutor(),
@@ -88,6 +89,7 @@ def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine |
         max_seconds=agent.max_seconds,
         memory_tokens=agent.memory_tokens,
         tool_seconds=agent.tool_seconds,
+        grounded=agent.grounded,
         analyst=LLMAnalyst(other(), sampling(agent.analyst)) if agent.query_analysis else None,
     )
 

@@ -48,10 +48,10 @@ class PlannerConfig(Section):
     """`compact`: one line `tool: context`. `full`: sub-goal, tool and context, one a line."""
     examples: str | None = None
     """Text file of worked examples put into the planner's system prompt; relative to the recipe. Null: none."""
+    nearest_examples: int | None = Field(default=None, ge=1)
+    """Show only so many of the examples, those whose questions are most like the one asked; null shows all."""
     grammar: bool = True
     """Hold the planner's text to the action format."""
-    quote_arguments: bool = False
-    """The grammar also holds arguments to words, and numbers, that the question or a result contains."""
     temperature: float = Field(default=1.0, gt=0)
     """In training rollouts."""
     eval_temperature: float = Field(default=0.0, ge=0)
@@ -85,6 +85,8 @@ class AgentConfig(Section):
     executor: ExecutorConfig
     verifier: VerifierConfig
     generator: GeneratorConfig
+    grounded: bool = False
+    """Contexts name the result of turn n as `#n`; the planner's grammar holds them to such and the question's words."""
     query_analysis: bool = False
     """Make an analysis of the query once, before the first turn, shown to planner and generator."""
     analyst: ModuleConfig = ModuleConfig()
@@ -114,7 +116,7 @@ class TaskSource(Section):
 
 
 class CurriculumConfig(Section):
-    """How often each kind is drawn: proportional to floor + 4 p (1 - p), p the running success rate of the kind."""
+    """How often each kind is drawn: proportional to floor + 1 - p, p the running success rate of the kind."""
 
     floor: float = Field(default=0.25, gt=0)
     decay: float = Field(default=0.7, ge=0, lt=1)

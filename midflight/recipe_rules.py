@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from midflight.agent.examples import worked_examples
 from midflight.config import ModuleConfig, Recipe, RecipeError, TaskSource
 from midflight.tasks import load_tasks
 from midflight.tasks.atlas import KINDS
@@ -131,6 +132,14 @@ def _check_modules(recipe: Recipe) -> None:
             raise RecipeError(f"agent.planner.examples = {examples}: no such file; give a text file or null")
         if not Path(examples).read_text(encoding="utf-8").strip():
             raise RecipeError(f"agent.planner.examples = {examples}: the file is empty; write examples or set null")
+    nearest = agent.planner.nearest_examples
+    if nearest is not None:
+        key = f"agent.planner.nearest_examples = {nearest}"
+        if examples is None:
+            raise RecipeError(f"{key}: there are no examples to choose from; set agent.planner.examples or remove it")
+        blocks = worked_examples(Path(examples).read_text(encoding="utf-8")).blocks
+        if nearest > len(blocks):
+            raise RecipeError(f"{key}: {examples} has {len(blocks)}; set {len(blocks)} or less, or null to show all")
 
 
 def _check_budget(recipe: Recipe) -> None:

@@ -1,10 +1,11 @@
 """The agent: planner, executor, verifier and generator around one memory. Read `flow.py` first."""
 
+from midflight.agent.actions import planner_grammar
 from midflight.agent.executor import DirectExecutor, Execution, Executor, LLMExecutor
 from midflight.agent.flow import AgentFlow
 from midflight.agent.generator import Generated, Generator, LastResultGenerator, LLMGenerator
 from midflight.agent.memory import Memory
-from midflight.agent.planner import Analyst, LLMAnalyst, LLMPlanner, Plan, Planner, planner_grammar
+from midflight.agent.planner import Analyst, LLMAnalyst, LLMPlanner, Plan, Planner
 from midflight.agent.types import (
     Action,
     Answer,

@@ -11,9 +11,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from midflight.agent.actions import ReferenceNotFound, resolve
 from midflight.agent.executor import Execution, Executor
 from midflight.agent.generator import Generator
 from midflight.agent.memory import Memory
@@ -52,6 +53,7 @@ class AgentFlow:
         max_seconds: wall clock of a trajectory; a running tool is interrupted.
         memory_tokens: budget of the rendered memory.
         tool_seconds: time limit of one tool call.
+        grounded: a context's `#n` is replaced by the result of turn n before the call.
         analyst: analyses the query before the first turn; None leaves that out.
         retries: how often a module is called again after an infrastructure failure.
         backoff: seconds before the first retry; doubles with each.
@@ -68,6 +70,7 @@ class AgentFlow:
     max_seconds: float = 120.0
     memory_tokens: int = 512
     tool_seconds: float = 10.0
+    grounded: bool = False
     analyst: Analyst | None = None
     retries: int = 2
     backoff: float = 0.5
@@ -131,9 +134,14 @@ class AgentFlow:
             execution = Execution(ToolCall(FINISH, {}), ToolResult(""))
         elif action is not None:
             seed = request_seed(query.seed, "executor", index)
-            execution = await self._retried(
-                "executor", lambda: self.executor.execute(action, self.toolset, self.tool_seconds, seed)
-            )
+            try:
+                resolved = replace(action, context=resolve(action.context, memory.turns)) if self.grounded else action
+            except ReferenceNotFound as problem:
+                execution = Execution(None, ToolResult(str(problem), ErrorKind.INVALID_ARGUMENTS))
+            else:
+                execution = await self._retried(
+                    "executor", lambda: self.executor.execute(resolved, self.toolset, self.tool_seconds, seed)
+                )
             verification = await self._retried(
                 "verifier",
                 lambda: self.verifier.verify(query, action, execution.result, memory, run.analysis),

@@ -60,7 +60,7 @@ class TaskStream:
         if self.curriculum is None:
             return {kind: 1.0 for kind in self.source.kinds}
         rates = {kind: self.success.get(kind, 0.5) for kind in self.source.kinds}
-        return {kind: self.curriculum.floor + 4 * p * (1 - p) for kind, p in rates.items()}
+        return {kind: self.curriculum.floor + 1 - p for kind, p in rates.items()}
 
     def draw(self, step: int, start: int, count: int) -> list[Task]:
         """`count` questions for step `step`, the first being draw number `start` of it.

@@ -21,6 +21,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
 from midflight.engines.local import LoadedModel, LocalEngine
+from midflight.training.adapted import adapted
 
 ADAPTER = "default"
 
@@ -73,6 +74,19 @@ class Policy:
         else:
             raise RuntimeError("this policy was made without a reference model")
 
+    @contextmanager
+    def scoring(self, sampler: Any) -> Iterator[Any]:
+        """The model to compute losses on: `sampler`, a model `write` wrote, with gradients that reach the adapter.
+
+        Without an adapter it is the policy's own.
+        """
+        if self.peft is None:
+            yield self.causal
+        else:
+            layers = {name: part for name, part in self.causal.named_modules() if isinstance(part, LoraLayer)}
+            with adapted(sampler, layers) as model:
+                yield model
+
     @torch.no_grad()
     def merged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and value of every weight as a plain model has it, the adapter added in."""
@@ -92,6 +106,22 @@ class Policy:
         yield from adapted.items()
 
     @torch.no_grad()
+    def write(self, model: Any) -> None:
+        """Put the policy's weights into a plain model.
+
+        Raises:
+            SyncError: the model has weights that the policy has not.
+        """
+        target = dict(model.named_parameters()) | dict(model.named_buffers())
+        written = set()
+        for name, value in self.merged_weights():
+            if name in target:
+                target[name].copy_(value)
+                written.add(name)
+        missing = {name for name, _ in model.named_parameters()} - written
+        if missing:
+            raise SyncError(f"sync left {len(missing)} weights of the sampler stale, first {min(missing)}")
+
     def sync(self, engine: LocalEngine, version: int, *, bound: float = 1e-4) -> float:
         """Put the policy's weights into the sampler and prove it.
 
@@ -99,18 +129,9 @@ class Policy:
             The largest difference of the probe's log-probs.
 
         Raises:
-            SyncError: it exceeds `bound`.
+            SyncError: it exceeds `bound`, or a weight was left stale.
         """
-        target = dict(engine.model.named_parameters())
-        target |= dict(engine.model.named_buffers())
-        written = set()
-        for name, value in self.merged_weights():
-            if name in target:
-                target[name].copy_(value)
-                written.add(name)
-        missing = {name for name, _ in engine.model.named_parameters()} - written
-        if missing:
-            raise SyncError(f"sync left {len(missing)} weights of the sampler stale, first {min(missing)}")
+        self.write(engine.model)
         engine.set_version(version)
         return self.probe(engine, bound)
 

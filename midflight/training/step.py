@@ -53,11 +53,14 @@ class UpdateMetrics:
 def update(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
+    sampler: Any,
     masks: Masks,
     batch: PackedBatch,
     settings: TrainingConfig,
 ) -> UpdateMetrics:
     """`settings.epochs` optimizer steps on one batch; the metrics are of the first, clipping and ratio of all.
+
+    `sampler` is the model the batch was drawn from: it holds the policy's weights before the update, and after it.
 
     Raises:
         DriftError: a log-prob of the first pass is off by more than `settings.max_drift`.
@@ -76,12 +79,14 @@ def update(
             tokens += len(scores.terms)
             return _loss(batch, pack, scores, reference, settings, metrics, first=epoch == 0)
 
-        run(policy.causal, masks, batch, on_scores)
+        with policy.scoring(sampler) as model:
+            run(model, masks, batch, on_scores)
         if epoch == 0:
             metrics.trained_tokens = tokens
         norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
         metrics.grad_norm = max(metrics.grad_norm, norm)
         optimizer.step()
+        policy.write(sampler)
     return metrics
 
 

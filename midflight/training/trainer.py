@@ -199,7 +199,7 @@ class Trainer:
             for settings in self.optimizer.param_groups:
                 settings["lr"] = rate
             batch = pack_rows(rows, self.settings.pack_tokens)
-            measured = update(self.policy, self.optimizer, self.engine.masks, batch, self.settings)
+            measured = update(self.policy, self.optimizer, self.engine.model, self.engine.masks, batch, self.settings)
             self.policy.sync(self.engine, step, bound=self.settings.max_drift)
         rewards: dict[str, list[float]] = {}
         for group in groups:

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from midflight.agent import Action, LLMPlanner, Memory, Query, planner_grammar
-from midflight.agent.planner import parse_action
+from midflight.agent.actions import parse_action
 from midflight.engines.base import FinishReason, Generation, Sampling
 from midflight.engines.scripted import ScriptedEngine
 from midflight.tools import make_toolset

@@ -132,7 +132,10 @@ def literal_gradients(policy, masks, rows):
 
 
 def packed_gradients(policy, masks, rows, budget):
-    metrics = update(policy, Still(policy.parameters()), masks, pack_rows(rows, budget), SETTINGS)
+    sampler = load(EMBEDDED).model  # merged weights: with an adapter, the update runs on these
+    policy.write(sampler)
+    metrics = update(policy, Still(policy.parameters()), sampler, masks, pack_rows(rows, budget), SETTINGS)
+    assert "forward" not in vars(sampler.model.layers[0].self_attn.q_proj)
     return gradients(policy), metrics
 
 

@@ -62,14 +62,14 @@ def test_the_number_of_turns_does_not_change_an_advantage():
     assert advantages(mixed, "turn_normalised")[0] == pytest.approx(2.92, abs=0.005)
 
 
-def test_the_curriculum_draws_what_is_half_known_most():
+def test_the_curriculum_draws_what_is_known_least_most():
     kinds = [replace(TASK, id=kind, kind=kind) for kind in ("known", "half", "never")]
     stream = TaskStream(ListSource(kinds), 0, CurriculumConfig(floor=0.25, decay=0.5))
-    assert stream.weights() == {"known": 1.25, "half": 1.25, "never": 1.25}
+    assert stream.weights() == {"known": 0.75, "half": 0.75, "never": 0.75}
     stream.update({"known": [1.0, 1.0], "half": [1.0, 0.0], "never": [0.0]})
-    assert stream.weights() == {"known": 0.25, "half": 1.25, "never": 0.25}
-    drawn = [task.kind for task in stream.draw(3, 0, 7)]
-    assert sorted(drawn) == ["half"] * 5 + ["known", "never"]
+    assert stream.weights() == {"known": 0.25, "half": 0.75, "never": 1.25}
+    drawn = [task.kind for task in stream.draw(3, 0, 9)]
+    assert sorted(drawn) == ["half"] * 3 + ["known"] + ["never"] * 5
     stream.update({"half": [1.0]})
     assert stream.success["half"] == 0.75
 

@@ -1,0 +1,148 @@
+"""The planner's action as text: its two formats, the grammar that holds a model to one, and references to results.
+
+Invariant: a text is either exactly the agreed format or no action at all; nothing is repaired by guessing. Whatever
+`planner_grammar` accepts, `parse_action` reads as an action, and `resolve` finds every result it refers to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from midflight.agent.memory import Style
+from midflight.agent.types import Action, Turn
+from midflight.engines.base import FinishReason, Generation
+from midflight.tools.base import FINISH
+
+if TYPE_CHECKING:
+    from midflight.tools.base import Tool, Toolset
+
+__all__ = ["ReferenceNotFound", "parse_action", "planner_grammar", "resolve"]
+
+_EXPECTED: dict[Style, str] = {
+    "compact": f'expected one line "tool: context" or "{FINISH}"',
+    "full": f'expected "Sub-goal: ...", "Tool: ...", "Context: ..." on lines of their own (no context for "{FINISH}")',
+}
+_COMPACT = re.compile(r" ?(?P<tool>[^\s:]+): (?P<context>[^\n]+)\n?")
+_COMPACT_FINISH = re.compile(rf" ?{FINISH}\n?")
+_FULL = re.compile(r"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: (?P<tool>[^\s:]+)\nContext: (?P<context>.+?)\n*", re.DOTALL)
+_FULL_FINISH = re.compile(rf"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: {FINISH}(\nContext:(?P<context>.*))?\s*", re.DOTALL)
+_CLASS = r"\[(?!\^)(?:[^\]\\\n]|\\[^nrsSDWpPbBxu])+\]"
+_SIMPLE_PATTERN = re.compile(rf"\^?((?:{_CLASS}|\({_CLASS}(?:\|\w+)*\))(?:\{{[1-9]\d*(?:,\d*)?\}}|\+))\$?")
+_LINE = "[^ \\t\\r\\n][^\\r\\n]{0,%d}"
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_EDGE = " \\t\\r\\n.,;:?!"
+_QUOTABLE = 2000
+"""Characters of the question that can be quoted."""
+_REFERENCE = re.compile(r"#([0-9]+)")
+
+
+class ReferenceNotFound(ValueError):
+    """A context refers to a turn that has no result."""
+
+
+def parse_action(generation: Generation, format: Style) -> tuple[Action | None, str]:
+    """The action that the text is, or None and the reason, which states the expected format.
+
+    compact: `tool: context` or `finish`, one line, with at most one leading space (a prompt that ends in "Turn 2:"
+    is continued by one). full: three fields in order; the context runs to the end, and is optional for `finish`.
+    """
+    text = generation.text
+    if generation.finish_reason is FinishReason.LENGTH and not (format == "compact" and text.endswith("\n")):
+        return None, f"the text was cut off by the token limit; {_EXPECTED[format]}"
+    finish = (_COMPACT_FINISH if format == "compact" else _FULL_FINISH).fullmatch(text)
+    if finish:
+        fields = finish.groupdict()
+        return Action(fields.get("sub_goal", ""), FINISH, (fields.get("context") or "").strip()), ""
+    match = (_COMPACT if format == "compact" else _FULL).fullmatch(text)
+    if match is None or match["tool"] == FINISH:
+        return None, _EXPECTED[format]
+    return Action(match.groupdict().get("sub_goal", ""), match["tool"], match["context"]), ""
+
+
+def resolve(context: str, turns: Sequence[Turn]) -> str:
+    """`context` with each `#n` replaced by the result of turn n; a negative number beside other text in parentheses.
+
+    Raises:
+        ReferenceNotFound: turn n has no result; the message says so to the planner.
+    """
+    results = _results(turns)
+
+    def found(match: re.Match[str]) -> str:
+        text = results.get(int(match[1]))
+        if text is None:
+            raise ReferenceNotFound(f"{match[0]} refers to no result; turns with one: {_listed(results)}")
+        return f"({text})" if text.startswith("-") and match[0] != context else text
+
+    return _REFERENCE.sub(found, context)
+
+
+def planner_grammar(toolset: Toolset, format: Style, question: str | None = None, turns: Sequence[Turn] = ()) -> str:
+    """A Lark grammar (llguidance dialect) whose texts are the actions of `format` over the tools' names.
+
+    A tool whose only parameter is a string with a simple `pattern` (a repeated character class, perhaps with words
+    beside it: `^([0-9+ ]|sqrt){1,80}$`) takes that as its argument; any other argument is one line. `finish` takes
+    none. The text ends in a line break, so no end token is drawn.
+
+    With `question`, arguments are grounded: whole words in a row from the question, or `#n`, the result of turn n,
+    where the pattern allows what that result is. Under a pattern that a number fits, as the calculator's, an argument
+    may have any form the pattern allows, but its numbers are the question's or `#n`, and there is at least one.
+    """
+    alternatives, terminals = [], []
+    joint = ": " if format == "compact" else "\nContext: "
+    width = 60 if format == "compact" else 400
+    for number, tool in enumerate(toolset):
+        if tool.name == FINISH:
+            alternatives.append(json.dumps(FINISH))
+            continue
+        pattern = _simple_pattern(tool)
+        argument: str | None = f"/{pattern or _LINE % (width - 1)}/"
+        if question is not None:
+            argument = _grounded(pattern, question, _results(turns))
+        if argument is not None:
+            alternatives.append(f"{json.dumps(tool.name + joint)} ARGUMENT_{number}")
+            terminals.append(f"ARGUMENT_{number}: {argument}")
+    if question is not None:
+        terminals.append(f"QUOTE: %regex {json.dumps({'substring_words': question[:_QUOTABLE]})}")
+    if format == "compact":
+        start = 'start: " " call "\\n"'
+    else:
+        start = 'start: "Sub-goal: " SUB_GOAL "\\nTool: " call "\\n"'
+        terminals.append(f"SUB_GOAL: /{_LINE % 119}/")
+    return "\n".join([start, "call: " + " | ".join(alternatives), *terminals]) + "\n"
+
+
+def _grounded(pattern: str | None, question: str, results: dict[int, str]) -> str | None:
+    """The terminal of a grounded argument; None when there is nothing it could be."""
+    if pattern is not None and re.fullmatch(pattern, "7"):
+        names = [f"#{turn}" for turn, text in results.items() if _NUMBER.fullmatch(text.removeprefix("-"))]
+        numbers = sorted({*_NUMBER.findall(question[:_QUOTABLE]), *names})
+        if not numbers:
+            return None
+        one, rest = f"({'|'.join(map(re.escape, numbers))})", r"[^0-9.#\n]"
+        return f"/{pattern.replace('0-9', '0-9#', 1)}/ & /({rest}*{one}{rest}+)*{rest}*{one}{rest}*/"
+    quoted = f"QUOTE & /[^{_EDGE}]([^\\r\\n]{{0,58}}[^{_EDGE}])?/" + (f" & /{pattern}/" if pattern else "")
+    fitting = [f"#{turn}" for turn, text in results.items() if pattern is None or re.fullmatch(pattern, text)]
+    return " | ".join([f"({quoted})", *map(json.dumps, fitting)])
+
+
+def _results(turns: Sequence[Turn]) -> dict[int, str]:
+    """Result by turn, of the turns that have one."""
+    return {turn.index: turn.result.text for turn in turns if turn.result.error is None and turn.result.text}
+
+
+def _listed(results: dict[int, str]) -> str:
+    return ", ".join(f"#{turn}" for turn in results) or "none"
+
+
+def _simple_pattern(tool: Tool) -> str | None:
+    """The pattern of a tool's only parameter as the inside of a Lark regex, if it is one llguidance reads."""
+    properties = tool.parameters.get("properties", {})
+    if len(properties) == 1:
+        (schema,) = properties.values()
+        simple = _SIMPLE_PATTERN.fullmatch(schema.get("pattern", "")) if schema.get("type") == "string" else None
+        if simple:
+            return re.sub(r"\\.|/", lambda piece: "\\/" if piece[0] == "/" else piece[0], simple[1])
+    return None

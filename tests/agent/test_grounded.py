@@ -1,0 +1,116 @@
+"""Grounded arguments: what the grammar lets through, and what `#n` becomes."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from midflight.agent import Action, ErrorKind, Memory, Query, StopReason, ToolResult, Turn, Verdict, planner_grammar
+from midflight.agent.actions import ReferenceNotFound, resolve
+from midflight.engines.base import FinishReason, Generation
+from midflight.tools import make_toolset
+from midflight.tools.base import FINISH, Toolset
+from tests.agent.doubles import LookupTool, compact_flow, population
+from tests.agent.test_planner import accepts
+
+QUESTION = "How many people live in St. John's, Peru and the Solomon Islands: 12 or 3.5?"
+TOOLS = Toolset(
+    [*(tool for tool in make_toolset(["population", "calculator"]) if tool.name != FINISH), LookupTool("note", {})]
+)
+
+
+def turn(index: int, text: str, error: ErrorKind | None = None) -> Turn:
+    action, said = Action("", "t", "x"), Generation("t: x", FinishReason.STOP)
+    return Turn(index, said, action, None, ToolResult(text, error), Verdict(stop=False), 0.0, ())
+
+
+TURNS = [turn(1, "32933835"), turn(2, "no such country", ErrorKind.TOOL_ERROR), turn(3, "Ghana"), turn(4, "-4.5")]
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        (" population: Peru\n", True),
+        (" population: the Solomon Islands\n", True),
+        (" population: St. John's\n", True),
+        (" population: #3\n", True),  # a name
+        (" population: #1\n", False),  # a number is no name
+        (" population: #2\n", False),  # an error is no result
+        (" population: #5\n", False),
+        (" population: Chad\n", False),
+        (" population: Solomon\n", True),
+        (" population: olomon\n", False),
+        (" population: #3 Peru\n", False),
+        (" population: Peru and\n", True),
+        (" population: Peru \n", False),
+        (" calculator: #1 / #4\n", True),
+        (" calculator: abs(#1 - 12) * 3.5\n", True),
+        (" calculator: #3 + 12\n", False),
+        (" calculator: 13\n", False),
+        (" calculator: 1212\n", False),
+        (" calculator: 12#1\n", False),
+        (" calculator: ()\n", False),
+        (" note: #1\n", True),
+        (" note: 12 or 3.5\n", True),
+        (" note: 13\n", False),
+        (" finish\n", True),
+    ],
+)
+def test_grounded_arguments(text: str, accepted: bool) -> None:
+    grammar = planner_grammar(TOOLS, "compact", QUESTION, TURNS)
+    assert accepts(grammar, text) is accepted
+    if accepted and "#" in text:
+        assert "#" not in resolve(text, TURNS)
+
+
+def test_a_calculator_without_numbers_is_not_offered() -> None:
+    grammar = planner_grammar(TOOLS, "compact", "Who is it?", [])
+    assert not accepts(grammar, " calculator: 1\n")
+    assert accepts(grammar, " population: it\n")
+    assert accepts(planner_grammar(TOOLS, "compact", 'a "b\\n" c', []), ' note: "b\\n"\n')
+
+
+@pytest.mark.parametrize(
+    ("context", "resolved"),
+    [
+        ("#1 - #4", "32933835 - (-4.5)"),
+        ("#4", "-4.5"),
+        ("#3", "Ghana"),
+        ("no reference", "no reference"),
+    ],
+)
+def test_references_become_results(context: str, resolved: str) -> None:
+    assert resolve(context, TURNS) == resolved
+
+
+@pytest.mark.parametrize("context", ["#2", "#5 + 1", "#0"])
+def test_a_reference_to_nothing_is_named(context: str) -> None:
+    with pytest.raises(ReferenceNotFound, match=r"#\d refers to no result; turns with one: #1, #3, #4"):
+        resolve(context, TURNS)
+
+
+def run(script: Sequence[str], grounded: bool, *tools: LookupTool) -> list[Turn]:
+    flow, _ = compact_flow(list(script), *tools, grounded=grounded)
+    trajectory = asyncio.run(flow.run(Query("?")))
+    assert trajectory.stop_reason is StopReason.FINISHED
+    return list(trajectory.turns)
+
+
+def test_the_call_gets_the_result_and_memory_keeps_the_reference() -> None:
+    note = LookupTool("note", {"32933835": "found"})
+    first, second, _ = run(["population: Peru", "note: #1", "finish"], True, population(), note)
+    assert note.calls == [{"key": "32933835"}]
+    assert second.action == Action("", "note", "#1") and second.call is not None
+    assert dict(second.call.arguments) == {"key": "32933835"}
+    memory = Memory()
+    for one in (first, second):
+        memory.append(one)
+    assert memory.parts(512, len, "compact")[1] == "Turn 2: note: #1\nResult: found\n"
+
+
+def test_a_wrong_reference_is_an_error_the_planner_reads() -> None:
+    (wrong, _) = run(["population: #7", "finish"], True)
+    assert wrong.result == ToolResult("#7 refers to no result; turns with one: none", ErrorKind.INVALID_ARGUMENTS)
+    (literal, _) = run(["population: #7", "finish"], False)
+    assert literal.call is not None and json.dumps(dict(literal.call.arguments)) == '{"key": "#7"}'
