@@ -21,6 +21,7 @@ from midflight.agent import (
     Query,
     RuleVerifier,
 )
+from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory
 from midflight.config import ModuleConfig, Recipe, RecipeError
 from midflight.engines.base import Engine, Sampling
@@ -102,8 +103,11 @@ def check_prompt_fits(recipe: Recipe, flow: AgentFlow, engine: LocalEngine) -> N
     """
     planner = flow.planner
     assert isinstance(planner, LLMPlanner)
-    messages = planner.messages(Query(""), flow.toolset, Memory(), flow.max_turns, "")
-    smallest = sum(map(len, engine.encode(messages)))
+    asked = [""]
+    if planner.nearest_examples is not None:  # each question is shown other examples: the longest must fit
+        asked = worked_examples(planner.examples).questions
+    prompts = (planner.messages(Query(text), flow.toolset, Memory(), flow.max_turns, "") for text in asked)
+    smallest = max(sum(map(len, engine.encode(messages))) for messages in prompts)
     need = smallest + recipe.agent.memory_tokens + recipe.agent.planner.max_tokens
     if need > engine.context_length:
         raise RecipeError(

@@ -20,7 +20,7 @@ from midflight.config import Recipe, resolved
 from midflight.recipe_rules import EMBEDDED_MODEL
 
 BYTES = {"float32": 4, "bfloat16": 2}
-CACHE = "key-value cache, at most"
+CACHE = "key-value cache, about"
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,6 @@ def batch_arithmetic(recipe: Recipe) -> list[tuple[str, int, str]]:
         ("rows a step, at most", turns, "one a planner turn"),
         ("trained tokens a step, at most", tokens, f"{turns} rows x {agent.planner.max_tokens} tokens"),
         ("model calls a step, at most", calls, calls_text),
-        (
-            "forwards of an update, at most",
-            math.ceil(tokens / training.pack_tokens),
-            f"{training.pack_tokens} new tokens each",
-        ),
         ("updates", training.steps * training.epochs, f"{training.steps} steps x {training.epochs} epochs"),
         ("rollouts of the run", rollouts * training.steps, f"{rollouts} x {training.steps} steps"),
     ]

@@ -126,6 +126,13 @@ def _check_modules(recipe: Recipe) -> None:
         raise RecipeError(
             "agent.analyst: does nothing with agent.query_analysis = false; remove it or set agent.query_analysis=true"
         )
+    if agent.grounded and not agent.planner.grammar:
+        raise RecipeError("agent.grounded = true: is held by the grammar; set agent.planner.grammar=true")
+    if agent.grounded and agent.executor.kind == "llm":
+        raise RecipeError(
+            "agent.grounded = true: an argument is a quote or a result, which an LLM executor has nothing to add to; "
+            "set agent.executor.kind=direct or agent.grounded=false"
+        )
     examples = agent.planner.examples
     if examples is not None:
         if not Path(examples).is_file():
@@ -138,6 +145,8 @@ def _check_modules(recipe: Recipe) -> None:
         if examples is None:
             raise RecipeError(f"{key}: there are no examples to choose from; set agent.planner.examples or remove it")
         blocks = worked_examples(Path(examples).read_text(encoding="utf-8")).blocks
+        if not all(block.startswith("Question:") for block in blocks):
+            raise RecipeError(f'{key}: {examples} does not start with "Question:"; begin each example with such a line')
         if nearest > len(blocks):
             raise RecipeError(f"{key}: {examples} has {len(blocks)}; set {len(blocks)} or less, or null to show all")
 

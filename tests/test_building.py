@@ -46,6 +46,7 @@ def test_rule_modules_take_no_engine_and_language_models_take_the_frozen_one() -
         )
         assert isinstance(flow.planner, LLMPlanner)
         assert (flow.planner.engine, flow.planner.sampling.temperature) == (planner, temperature)
+        assert flow.grounded and flow.planner.grounded and flow.planner.nearest_examples == 1
         assert flow.max_turns == rules.agent.max_turns and flow.memory_tokens == rules.agent.memory_tokens
     models = load_recipe("four-llm", ["agent.verifier.max_tokens=33", "agent.query_analysis=true"])
     assert building.frozen_modules(models)
@@ -70,6 +71,26 @@ def test_a_context_below_the_smallest_prompt_is_refused() -> None:
         f"model.context_length = {recipe.model.context_length}: the planner's prompt takes 403 tokens without question "
         "and memory, agent.memory_tokens 100, agent.planner.max_tokens 20; set model.context_length to 587 or more"
     )
+
+
+def test_the_longest_nearest_example_has_to_fit() -> None:
+    recipe = load_recipe("quickstart")
+    flow = building.assemble(recipe, building.toolset_of(recipe), ScriptedEngine([]), None, training=True)
+    sizes = []
+
+    def encode(messages: Any) -> list[list[int]]:
+        sizes.append(sum(len(part) for message in messages for part in message.parts))
+        return [[0] * sizes[-1]]
+
+    room = recipe.agent.memory_tokens + recipe.agent.planner.max_tokens
+    building.check_prompt_fits(recipe, flow, SimpleNamespace(encode=encode, context_length=10_000))  # type: ignore[arg-type]
+    assert len(sizes) == 15 and len(set(sizes)) > 1
+    with pytest.raises(RecipeError, match=rf"prompt takes {max(sizes)} tokens"):
+        building.check_prompt_fits(
+            recipe,
+            flow,
+            SimpleNamespace(encode=encode, context_length=max(sizes) + room - 1),  # type: ignore[arg-type]
+        )
 
 
 def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

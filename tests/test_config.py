@@ -208,6 +208,34 @@ def test_numbers_may_be_written_as_people_do(tmp_path: Path) -> None:
     assert read_yaml(file) == {"a": 1e-5, "b": 2000.0, "c": 5.0, "d": "1e"}
 
 
+def test_nearest_examples_need_examples_that_can_be_told_apart(small: Path, tmp_path: Path) -> None:
+    one, key = "agent.planner.nearest_examples=1", "agent.planner.nearest_examples = 1"
+    assert refused(small, one) == (
+        f"{key}: there are no examples to choose from; set agent.planner.examples or remove it"
+    )
+    file = tmp_path / "shots.txt"
+    file.write_text("Question: a\n\nTurn 1: finish\n")
+    given = f"agent.planner.examples={file}"
+    assert load_recipe(str(small), [given, one]).agent.planner.nearest_examples == 1
+    assert refused(small, given, "agent.planner.nearest_examples=2") == (
+        f"agent.planner.nearest_examples = 2: {file} has 1; set 1 or less, or null to show all"
+    )
+    file.write_text("Turn 1: finish\n\nQuestion: a\n")
+    assert refused(small, given, one) == (
+        f'{key}: {file} does not start with "Question:"; begin each example with such a line'
+    )
+
+
+def test_grounded_needs_the_grammar_and_an_executor_that_adds_nothing() -> None:
+    assert refused("quickstart", "agent.planner.grammar=false") == (
+        "agent.grounded = true: is held by the grammar; set agent.planner.grammar=true"
+    )
+    assert refused("quickstart", "agent.executor.kind=llm") == (
+        "agent.grounded = true: an argument is a quote or a result, which an LLM executor has nothing to add to; "
+        "set agent.executor.kind=direct or agent.grounded=false"
+    )
+
+
 def test_a_task_file_is_read_before_any_work(small: Path, tmp_path: Path) -> None:
     file = tmp_path / "q.jsonl"
     key, give = f"train_tasks.family = {file}", "; give a JSONL file of {id, question, answer, checker}"

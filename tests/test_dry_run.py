@@ -36,7 +36,6 @@ def test_batch_arithmetic() -> None:
         "rows a step, at most": 60,
         "trained tokens a step, at most": 3000,
         "model calls a step, at most": 3 * 60 + 12,
-        "forwards of an update, at most": 3,
         "updates": 20,
         "rollouts of the run": 120,
         "evaluation trajectories": 200,

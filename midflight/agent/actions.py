@@ -32,7 +32,8 @@ _FULL_FINISH = re.compile(rf"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: {FINISH}(\nCo
 _CLASS = r"\[(?!\^)(?:[^\]\\\n]|\\[^nrsSDWpPbBxu])+\]"
 _SIMPLE_PATTERN = re.compile(rf"\^?((?:{_CLASS}|\({_CLASS}(?:\|\w+)*\))(?:\{{[1-9]\d*(?:,\d*)?\}}|\+))\$?")
 _LINE = "[^ \\t\\r\\n][^\\r\\n]{0,%d}"
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_NUMBER = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]*\.[0-9]+|[0-9]+")
+_PLAIN_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _EDGE = " \\t\\r\\n.,;:?!"
 _QUOTABLE = 2000
 """Characters of the question that can be quoted."""
@@ -63,7 +64,9 @@ def parse_action(generation: Generation, format: Style) -> tuple[Action | None, 
 
 
 def resolve(context: str, turns: Sequence[Turn]) -> str:
-    """`context` with each `#n` replaced by the result of turn n; a negative number beside other text in parentheses.
+    """`context` with each `#n` replaced by the result of turn n.
+
+    A result that is more than a plain number is put in parentheses where other text is beside it.
 
     Raises:
         ReferenceNotFound: turn n has no result; the message says so to the planner.
@@ -74,7 +77,7 @@ def resolve(context: str, turns: Sequence[Turn]) -> str:
         text = results.get(int(match[1]))
         if text is None:
             raise ReferenceNotFound(f"{match[0]} refers to no result; turns with one: {_listed(results)}")
-        return f"({text})" if text.startswith("-") and match[0] != context else text
+        return text if match[0] == context or _PLAIN_NUMBER.fullmatch(text) else f"({text})"
 
     return _REFERENCE.sub(found, context)
 
@@ -87,8 +90,9 @@ def planner_grammar(toolset: Toolset, format: Style, question: str | None = None
     none. The text ends in a line break, so no end token is drawn.
 
     With `question`, arguments are grounded: whole words in a row from the question, or `#n`, the result of turn n,
-    where the pattern allows what that result is. Under a pattern that a number fits, as the calculator's, an argument
-    may have any form the pattern allows, but its numbers are the question's or `#n`, and there is at least one.
+    where the pattern allows what that result is. Under a pattern for arithmetic (`7 + 7` fits, words do not) an
+    argument may have any form the pattern allows, but its numbers are the question's or `#n`, and there is at least
+    one; so constants such as 100 cannot be written. A tool that could be given nothing is left out.
     """
     alternatives, terminals = [], []
     joint = ": " if format == "compact" else "\nContext: "
@@ -100,7 +104,7 @@ def planner_grammar(toolset: Toolset, format: Style, question: str | None = None
         pattern = _simple_pattern(tool)
         argument: str | None = f"/{pattern or _LINE % (width - 1)}/"
         if question is not None:
-            argument = _grounded(pattern, question, _results(turns))
+            argument = _grounded(pattern, question, _results(turns), width)
         if argument is not None:
             alternatives.append(f"{json.dumps(tool.name + joint)} ARGUMENT_{number}")
             terminals.append(f"ARGUMENT_{number}: {argument}")
@@ -114,18 +118,26 @@ def planner_grammar(toolset: Toolset, format: Style, question: str | None = None
     return "\n".join([start, "call: " + " | ".join(alternatives), *terminals]) + "\n"
 
 
-def _grounded(pattern: str | None, question: str, results: dict[int, str]) -> str | None:
+def _grounded(pattern: str | None, question: str, results: dict[int, str], width: int) -> str | None:
     """The terminal of a grounded argument; None when there is nothing it could be."""
-    if pattern is not None and re.fullmatch(pattern, "7"):
-        names = [f"#{turn}" for turn, text in results.items() if _NUMBER.fullmatch(text.removeprefix("-"))]
-        numbers = sorted({*_NUMBER.findall(question[:_QUOTABLE]), *names})
+    question = question[:_QUOTABLE]
+    if pattern is not None and re.fullmatch(pattern, "7 + 7") and not re.fullmatch(pattern, "zq"):
+        names = {f"#{turn}" for turn, text in results.items() if _PLAIN_NUMBER.fullmatch(text.removeprefix("-"))}
+        numbers = sorted(names | {_plain(text) for text in _NUMBER.findall(question)})
         if not numbers:
             return None
         one, rest = f"({'|'.join(map(re.escape, numbers))})", r"[^0-9.#\n]"
-        return f"/{pattern.replace('0-9', '0-9#', 1)}/ & /({rest}*{one}{rest}+)*{rest}*{one}{rest}*/"
-    quoted = f"QUOTE & /[^{_EDGE}]([^\\r\\n]{{0,58}}[^{_EDGE}])?/" + (f" & /{pattern}/" if pattern else "")
-    fitting = [f"#{turn}" for turn, text in results.items() if pattern is None or re.fullmatch(pattern, text)]
-    return " | ".join([f"({quoted})", *map(json.dumps, fitting)])
+        return f"/{pattern.replace('[', '[#', 1)}/ & /({rest}*{one}{rest}+)*{rest}*{one}{rest}*/"
+    forms = [json.dumps(f"#{turn}") for turn, text in results.items() if not pattern or re.fullmatch(pattern, text)]
+    if any(not pattern or re.fullmatch(pattern, word) for word in re.findall(r"\w+", question)):
+        quote = f"/[^{_EDGE}#]([^\\r\\n#]{{0,{width - 2}}}[^{_EDGE}#])?/"
+        forms.append(f"(QUOTE & {quote}{f' & /{pattern}/' if pattern else ''})")
+    return " | ".join(forms) or None
+
+
+def _plain(number: str) -> str:
+    """A number of a question as an expression writes it: no thousands separators, a digit before the point."""
+    return ("0" if number.startswith(".") else "") + number.replace(",", "")
 
 
 def _results(turns: Sequence[Turn]) -> dict[int, str]:

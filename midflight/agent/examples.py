@@ -13,14 +13,15 @@ _FIRST_LINE = re.compile(r"Question: *(.*)")
 
 
 class Examples:
-    """Blocks of text parted by empty lines; the first line of each is `Question: ...`.
+    """Blocks of text that each start with a line `Question: ...`, parted by empty lines.
 
     Nearness is the cosine of TF-IDF vectors over words and signs, numbers being one word.
     """
 
     def __init__(self, text: str) -> None:
-        self.blocks = [block.strip("\n") + "\n" for block in re.split(r"\n\s*\n", text) if block.strip()]
-        bags = [_bag(_question(block)) for block in self.blocks]
+        self.blocks = [block.strip("\n") + "\n" for block in re.split(r"\n\s*\n(?=Question:)", text) if block.strip()]
+        self.questions = [_question(block) for block in self.blocks]
+        bags = [_bag(question) for question in self.questions]
         seen = Counter(word for bag in bags for word in bag)
         self._weight = {word: math.log(1 + len(bags) / count) for word, count in seen.items()}
         self._vectors = [self._vector(bag) for bag in bags]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 
-class _Merged(torch.autograd.Function):
+class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, down: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, scale: float
@@ -31,9 +31,10 @@ class _Merged(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, down, up, weight = ctx.saved_tensors
         flat, rows = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        down, up = (part.to(rows.dtype) * ctx.scale for part in (down, up))
         to_x = (flat @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
-        to_down = (flat @ (up * ctx.scale)).T @ rows
-        to_up = ((rows @ (down.T * ctx.scale)).T @ flat).T  # the thin matrix first: faster on CPUs
+        to_down = (flat @ up).T @ rows
+        to_up = ((rows @ down.T).T @ flat).T  # the thin matrix first: faster on CPUs
         return to_x, to_down, to_up, None, None, None
 
 
@@ -57,4 +58,4 @@ def adapted(model: torch.nn.Module, layers: Mapping[str, Any]) -> Iterator[torch
 
 
 def _apply(module: Any, down: Tensor, up: Tensor, scale: float, x: Tensor) -> Any:
-    return _Merged.apply(x, down, up, module.weight, module.bias, scale)  # type: ignore[no-untyped-call]
+    return _AdaptedLinear.apply(x, down, up, module.weight, module.bias, scale)  # type: ignore[no-untyped-call]

@@ -78,32 +78,32 @@ class Policy:
     def scoring(self, sampler: Any) -> Iterator[Any]:
         """The model to compute losses on: `sampler`, a model `write` wrote, with gradients that reach the adapter.
 
-        Without an adapter it is the policy's own.
+        Without an adapter, or with one on maps other than `torch.nn.Linear` (GPT-2's), it is the policy's own.
         """
-        if self.peft is None:
-            yield self.causal
-        else:
-            layers = {name: part for name, part in self.causal.named_modules() if isinstance(part, LoraLayer)}
+        layers: dict[str, Any] = {
+            name: part for name, part in self.causal.named_modules() if isinstance(part, LoraLayer)
+        }
+        if layers and all(isinstance(layer.get_base_layer(), torch.nn.Linear) for layer in layers.values()):
             with adapted(sampler, layers) as model:
                 yield model
+        else:
+            yield self.causal
 
     @torch.no_grad()
     def merged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and value of every weight as a plain model has it, the adapter added in."""
-        adapted: dict[str, torch.Tensor] = {}
         skip: set[str] = set()
         for name, module in self.causal.named_modules():
             if isinstance(module, LoraLayer):
                 layer: Any = module  # every LoRA layer of linear maps has the two methods; the base class has one
                 base = layer.get_base_layer()
-                adapted[f"{name}.weight"] = base.weight + layer.get_delta_weight(ADAPTER)
+                yield f"{name}.weight", base.weight + layer.get_delta_weight(ADAPTER)
                 if getattr(base, "bias", None) is not None:
-                    adapted[f"{name}.bias"] = base.bias
+                    yield f"{name}.bias", base.bias
                 skip.add(f"{name}.")
         for name, value in self.causal.state_dict().items():
             if not any(name.startswith(prefix) for prefix in skip):
                 yield name, value
-        yield from adapted.items()
 
     @torch.no_grad()
     def write(self, model: Any) -> None:

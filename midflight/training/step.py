@@ -35,6 +35,8 @@ class UpdateMetrics:
     drift: float = 0.0
     grad_norm: float = 0.0
     trained_tokens: int = 0
+    scored_tokens: int = 0
+    """Over all epochs."""
 
     def record(self) -> dict[str, float]:
         """As it goes into the metrics."""
@@ -42,7 +44,7 @@ class UpdateMetrics:
             "loss": self.loss,
             "kl": self.kl,
             "entropy": self.entropy,
-            "clip_fraction": self.clipped / max(self.trained_tokens, 1),
+            "clip_fraction": self.clipped / max(self.scored_tokens, 1),
             "ratio_max": self.ratio_max,
             "drift": self.drift,
             "grad_norm": self.grad_norm,
@@ -60,7 +62,7 @@ def update(
 ) -> UpdateMetrics:
     """`settings.epochs` optimizer steps on one batch; the metrics are of the first, clipping and ratio of all.
 
-    `sampler` is the model the batch was drawn from: it holds the policy's weights before the update, and after it.
+    `sampler` is the model the batch was drawn from; it holds the policy's weights. The caller syncs it afterwards.
 
     Raises:
         DriftError: a log-prob of the first pass is off by more than `settings.max_drift`.
@@ -71,6 +73,8 @@ def update(
             run(model, masks, batch, lambda pack, scores: _remember(reference, pack, scores))
     metrics = UpdateMetrics()
     for epoch in range(settings.epochs):
+        if epoch > 0:
+            policy.write(sampler)
         optimizer.zero_grad(set_to_none=True)
         tokens = 0
 
@@ -81,12 +85,12 @@ def update(
 
         with policy.scoring(sampler) as model:
             run(model, masks, batch, on_scores)
+        metrics.scored_tokens += tokens
         if epoch == 0:
             metrics.trained_tokens = tokens
         norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
         metrics.grad_norm = max(metrics.grad_norm, norm)
         optimizer.step()
-        policy.write(sampler)
     return metrics
 
 

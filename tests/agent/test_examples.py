@@ -41,6 +41,13 @@ def test_the_nearest_example_comes_last(question: str, first: str) -> None:
     assert {block in examples.nearest(question, 3) for block in examples.blocks} == {True}
 
 
+def test_an_example_may_hold_empty_lines() -> None:
+    assert Examples("Question: a\nTurn 1\n\nTurn 2\n\nQuestion: b\nTurn 1\n").blocks == [
+        "Question: a\nTurn 1\n\nTurn 2\n",
+        "Question: b\nTurn 1\n",
+    ]
+
+
 def test_a_question_like_none_gets_the_first_of_the_file() -> None:
     assert Examples(TEXT).nearest("¿Qué", 1) == "Question: How many people live in Chile?\nTurn 1: population: Chile\n"
 
@@ -56,6 +63,6 @@ def test_shipped_examples_tell_no_held_out_country() -> None:
     for split in ("validation", "test"):
         for country in atlas_countries(split):  # type: ignore[arg-type]
             assert country.name not in text and country.capital not in text
-    assert len(Examples(text).blocks) == 14
+    assert len(Examples(text).blocks) == 15
     asked = {task.question for kind in KINDS for task in atlas_tasks("test", 204, 0, [kind])}
     assert not any(question in text for question in asked)

@@ -64,6 +64,48 @@ def test_grounded_arguments(text: str, accepted: bool) -> None:
         assert "#" not in resolve(text, TURNS)
 
 
+@pytest.mark.parametrize(
+    ("question", "expression", "accepted"),
+    [
+        ("What is 1,234,567 + 1?", "1234567 + 1", True),
+        ("What is 1,234,567 + 1?", "567 + 1", False),
+        ("What is .5 * 4?", "0.5 * 4", True),
+        ("The mean of 12.50 and -3?", "12.50 + -3", True),
+        ("The mean of 12.50 and -3?", "12.50 / 2", False),
+    ],
+)
+def test_numbers_of_the_question(question: str, expression: str, accepted: bool) -> None:
+    assert accepts(planner_grammar(TOOLS, "compact", question), f" calculator: {expression}\n") is accepted
+
+
+@pytest.mark.parametrize("pattern", [r"^[\d+*/ -]{1,80}$", "^[0-9+]{1,9}$"])
+def test_an_expression_under_any_class_can_name_a_result(pattern: str) -> None:
+    tools = Toolset([LookupTool("sum", {}, schema={"type": "string", "pattern": pattern})])
+    fits = pattern.startswith(r"^[\d")
+    assert accepts(planner_grammar(tools, "compact", "12?", TURNS), " sum: 12+#1\n") is fits
+    assert accepts(planner_grammar(tools, "compact", "12?", TURNS), " sum: #1\n")
+
+
+def test_words_under_a_pattern_that_numbers_fit_too_are_quoted() -> None:
+    tools = Toolset([LookupTool("wiki", {}, schema={"type": "string", "pattern": "^[A-Za-z0-9 ]{1,40}$"})])
+    assert accepts(planner_grammar(tools, "compact", "Who wrote Dune?"), " wiki: Dune\n")
+    grammar = planner_grammar(tools, "compact", "Who wrote Dune 2?")
+    assert accepts(grammar, " wiki: Dune 2\n") and not accepts(grammar, " wiki: Chad 2\n")
+
+
+def test_a_quote_holds_no_reference() -> None:
+    grammar = planner_grammar(TOOLS, "compact", "Who sang song #1 first?", TURNS)
+    assert accepts(grammar, " note: song\n") and accepts(grammar, " note: #1\n")
+    assert not accepts(grammar, " note: song #1\n")
+    assert not accepts(grammar, " note: song #1 first\n")
+
+
+@pytest.mark.parametrize("question", ["384 * 27 + 15", "Сколько людей живёт в Перу?", "?", ""])
+def test_a_tool_that_could_be_given_nothing_is_not_offered(question: str) -> None:
+    names = Toolset([tool for tool in TOOLS if tool.name == "population"])
+    assert planner_grammar(names, "compact", question).splitlines()[1] == 'call: "finish"'
+
+
 def test_a_calculator_without_numbers_is_not_offered() -> None:
     grammar = planner_grammar(TOOLS, "compact", "Who is it?", [])
     assert not accepts(grammar, " calculator: 1\n")
@@ -76,6 +118,7 @@ def test_a_calculator_without_numbers_is_not_offered() -> None:
     [
         ("#1 - #4", "32933835 - (-4.5)"),
         ("#4", "-4.5"),
+        ("#3 2", "(Ghana) 2"),
         ("#3", "Ghana"),
         ("no reference", "no reference"),
     ],

@@ -164,6 +164,20 @@ def test_the_packed_gradient_is_that_of_a_plain_loop(engine, rows, lora):
     assert again.loss == pytest.approx(metrics.loss, abs=1e-5)
 
 
+def test_a_second_epoch_scores_with_the_moved_weights(engine, rows):
+    settings = SETTINGS.model_copy(update={"epochs": 2})
+    ratios = {}
+    for rate in (0.0, 0.5):
+        policy = policy_of((4, 8.0))
+        sampler = load(EMBEDDED).model
+        policy.write(sampler)
+        optimizer = torch.optim.SGD(policy.parameters(), lr=rate)
+        metrics = update(policy, optimizer, sampler, engine.masks, pack_rows(rows, 4096), settings)
+        assert metrics.scored_tokens == 2 * metrics.trained_tokens
+        ratios[rate] = metrics.ratio_max
+    assert ratios[0.5] > ratios[0.0] + 0.01
+
+
 def plain_logprobs(model, row):
     """Log-probs of a row's ids without rules."""
     with torch.no_grad():

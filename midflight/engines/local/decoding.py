@@ -6,8 +6,10 @@ floating-point rounding. Log-probs are those of the distribution the token was d
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -146,12 +148,26 @@ def common_trunk(rows: list[Row]) -> Ids:
     return tuple(token for segment in first[:count] for token in segment)
 
 
+def keep_shared(prefixes: PrefixCache, cut: int, rows: Iterable[Row]) -> None:
+    """Make a stem of what several prompts without one begin with behind the trunk, such as the same worked examples."""
+    fresh = [row for row in rows if prefixes.stem(cut, row)[1] is None]
+    runs = {
+        row.prompt: [row.prompt[:end] for end in accumulate(map(len, row.segments[:-1])) if end > cut] for row in fresh
+    }
+    times = Counter(run for found in runs.values() for run in found)
+    for run in {found[-1] for one in runs.values() if (found := [run for run in one if times[run] > 1])}:
+        layers = prefixes.trunk(run)
+        assert layers is not None
+        prefixes.keep_stem(cut, run, [(key[:, cut:], value[:, cut:]) for key, value in layers])
+
+
 @torch.inference_mode()
 def generate(model: Any, prefixes: PrefixCache, masks: Masks, rows: list[Row]) -> None:
     """Fill `ids`, `logprobs`, `forced` and `finish` of each row."""
     trunk_ids = common_trunk(rows)
     cut = len(trunk_ids)
     by_prompt = {row.prompt: row for row in rows}
+    keep_shared(prefixes, cut, by_prompt.values())
     ends: dict[Ids, int] = {}
     stems: dict[Ids, list[LayerKV] | None] = {}
     for prompt, row in by_prompt.items():
