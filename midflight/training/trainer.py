@@ -185,11 +185,12 @@ class Trainer:
         began = time.monotonic()
         for engine in (self.engine, self.frozen):
             if engine is not None:  # a step begins with empty prefix caches, as after a resume: the same rounding
-                engine.set_version(engine.weights_version)
+                engine.forget()
         tokens = self.engine.generated_tokens
         groups = asyncio.run(self._rollouts(store, run_id, step))
         rolled = time.monotonic()
         drawn = self.engine.generated_tokens - tokens
+        self.engine.forget()  # its memory is the update's now
         store.add_trajectories(run_id, _stored(groups, step, self.settings.advantage))  # kept if the update is not
         rows = rows_of(groups, self.settings.advantage)
         batch = PackedBatch((), (), ())

@@ -7,8 +7,10 @@ batches are formed in order of arrival, so a run with the same seeds forms the s
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import dataclasses
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -153,7 +155,12 @@ class LocalEngine:
     def set_version(self, version: int) -> None:
         """Say that the model's weights changed: the version rises and the prefix cache is emptied."""
         self.weights_version = version
+        self.forget()
+
+    def forget(self) -> None:
+        """Empty the prefix cache and hand freed memory back to the system."""
         self._prefixes.clear()
+        _give_back()
 
     @torch.inference_mode()
     def probe(self, ids: list[int]) -> torch.Tensor:
@@ -167,6 +174,14 @@ class LocalEngine:
     def close(self) -> None:
         """Stop the worker thread."""
         self._worker.shutdown(wait=False, cancel_futures=True)
+
+
+def _give_back() -> None:
+    """glibc keeps freed memory in pieces too small for later blocks: the process would grow with each phase."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
 
 
 @contextmanager
