@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,14 @@ from midflight.store import RunFolder
 from midflight.store.folder import whole_checkpoints
 from midflight.tools import make_toolset
 from midflight.tools.base import Tool, Toolset
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Hide PEFT's FutureWarning about transformers: no reader can act on it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 @dataclass(frozen=True)
@@ -181,7 +191,8 @@ def load_trained(recipe: Recipe, name: str) -> tuple[LoadedModel, str]:
 
     base = str(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"])
     loaded = load_named(recipe, base)
-    merged = PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
+    with quiet_peft():
+        merged = PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
     return LoadedModel(str(folder), merged.eval().requires_grad_(False), loaded.tokenizer, loaded.device), base
 
 

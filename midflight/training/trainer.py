@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,15 @@ import torch
 import yaml
 
 from midflight.agent.types import Trajectory
-from midflight.building import assemble, check_prompt_fits, frozen_modules, load_named, local_engine, toolset_of
+from midflight.building import (
+    assemble,
+    check_prompt_fits,
+    frozen_modules,
+    load_named,
+    local_engine,
+    quiet_peft,
+    toolset_of,
+)
 from midflight.config import Recipe, resolved
 from midflight.engines.local import LoadedModel
 from midflight.errors import TrainingStopped
@@ -116,8 +123,7 @@ class Trainer:
         own = load_named(recipe, recipe.model.name)
         lora = recipe.model.lora
         others = frozen_modules(recipe)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of peft about transformers; no reader can act on it
+        with quiet_peft():
             self.policy = Policy(
                 load_named(recipe, recipe.model.name),
                 lora=(lora.rank, lora.alpha) if lora else None,
