@@ -107,7 +107,7 @@ def pack_rows(rows: Sequence[Row], budget: int) -> PackedBatch:
     children: dict[tuple[int, int], int] = {}
     for number, row in enumerate(rows):
         path = (row.prompt_ids + row.ids)[len(trunk) : -1]  # the last token predicts nothing
-        if not packs or len(packs[-1].ids) + _missing(path, children) > budget // 4:
+        if not packs or len(packs[-1].ids) + _missing(path, children) > budget // 2:
             packs.append(Pack())
             children = {}
         _insert(packs[-1], children, number, row, path, len(trunk))

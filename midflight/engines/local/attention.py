@@ -155,17 +155,18 @@ def _sdpa_mask(*args: Any, **kwargs: Any) -> Any:
 
 
 class SuffixCache:
-    """Keys and values of the rows' suffixes in one preallocated block a layer; columns are shared by all rows.
+    """Keys and values of the rows' suffixes in one block; columns are shared by all rows.
 
     Stands where transformers expects a cache: the model calls `update` once a layer in each forward, which writes at
-    the columns after `used`, in the rows that `focus` chose.
+    the columns after `used`, in the rows that `focus` chose. The block is made by the first update, zeroed, so that
+    pages nothing is written to cost no memory.
     """
 
     is_compileable = False
 
     def __init__(self, layers: int, rows: int, columns: int) -> None:
-        self._blocks: list[LayerKV | None] = [None] * layers
-        self._rows, self._columns = rows, columns
+        self._layers, self._rows, self._columns = layers, rows, columns
+        self._block: torch.Tensor | None = None  # [layers, 2, rows, kv heads, columns, d]
         self._first, self._last = 0, rows
         self.used = 0
 
@@ -173,64 +174,42 @@ class SuffixCache:
         """Work on rows [first, last), and write next at column `used`."""
         self._first, self._last, self.used = first, last, used
 
-    def _block(self, layer: int, like: torch.Tensor) -> LayerKV:
-        """A layer's keys and values, each [rows, kv heads, columns, d]; made when first asked for."""
-        block = self._blocks[layer]
-        if block is None:
-            shape = (self._rows, like.shape[-3], self._columns, like.shape[-1])
-            block = (like.new_zeros(shape), like.new_zeros(shape))
-            self._blocks[layer] = block
-        return block
+    def _made(self, like: torch.Tensor) -> torch.Tensor:
+        """The block, made when first asked for; `like` is [..., kv heads, T, d]."""
+        if self._block is None:
+            self._block = like.new_zeros((self._layers, 2, self._rows, like.shape[-3], self._columns, like.shape[-1]))
+        return self._block
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [rows in focus, kv heads, T, d] at the next columns; give back all columns up to there."""
-        block = self._block(layer_idx, key)
+        keys, values = self._made(key)[layer_idx, :, self._first : self._last]
         end = self.used + key.shape[2]
-        rows = slice(self._first, self._last)
-        block[0][rows, :, self.used : end] = key
-        block[1][rows, :, self.used : end] = value
-        return block[0][rows, :, :end], block[1][rows, :, :end]
+        keys[:, :, self.used : end] = key
+        values[:, :, self.used : end] = value
+        return keys[:, :, :end], values[:, :, :end]
 
     def advance(self, tokens: int) -> None:
         """Count the columns the last forward wrote."""
         self.used += tokens
 
-    def load(self, stems: list[list[LayerKV] | None]) -> None:
-        """Put a stem into each row in focus, [kv heads, length, d] a layer, ending before the next column."""
-        for row, stem in enumerate(stems, self._first):
-            for index, (key, value) in enumerate(stem or ()):
-                block = self._block(index, key)
-                columns = slice(self.used - key.shape[1], self.used)
-                block[0][row, :, columns] = key
-                block[1][row, :, columns] = value
+    def load(self, row: int, pieces: list[torch.Tensor]) -> None:
+        """Put pieces [layers, 2, kv heads, n, d] into a row, one after the other, the last ending before `used`."""
+        start = self.used - sum(piece.shape[-2] for piece in pieces)
+        for piece in pieces:
+            self._made(piece)[:, :, row, :, start : start + piece.shape[-2]] = piece
+            start += piece.shape[-2]
 
-    def copy(self, row: int, spans: list[tuple[int, int]]) -> list[LayerKV]:
-        """Keys and values of one row's columns in `spans`, [kv heads, length, d] a layer."""
-        layers: list[LayerKV] = []
-        for block in self._blocks:
-            assert block is not None
-            key, value = (torch.cat([part[row, :, a:b] for a, b in spans], dim=1) for part in block)
-            layers.append((key, value))
-        return layers
+    def read(self, row: int, first: int, last: int) -> torch.Tensor:
+        """Keys and values of a row's columns [first, last), a view [layers, 2, kv heads, last - first, d]."""
+        assert self._block is not None
+        return self._block[:, :, row, :, first:last]
 
-    def select(self, rows: torch.Tensor) -> None:
-        """Keep these rows, in this order (a row may be repeated); unwritten columns start anew."""
-        for index, block in enumerate(self._blocks):
-            if block is not None:
-                key, value = (part.new_empty(len(rows), part.shape[1], self._columns, part.shape[3]) for part in block)
-                key[:, :, : self.used] = block[0][rows, :, : self.used]
-                value[:, :, : self.used] = block[1][rows, :, : self.used]
-                self._blocks[index] = (key, value)
-        self._rows = len(rows)
-        self._first, self._last = 0, len(rows)
-
-    def layer(self, index: int) -> LayerKV:
-        """Used keys and values of one layer, each [rows, kv heads, used, d]."""
-        block = self._blocks[index]
-        assert block is not None
-        return block[0][:, :, : self.used], block[1][:, :, : self.used]
+    def move(self, targets: list[int], sources: list[int]) -> None:
+        """Copy what rows `sources` hold to rows `targets`; no row may be both."""
+        assert self._block is not None
+        self._block[:, :, targets, :, : self.used] = self._block[:, :, sources, :, : self.used]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.used

@@ -6,8 +6,8 @@ floating-point rounding. Log-probs are those of the distribution the token was d
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -19,8 +19,8 @@ from llguidance import LLMatcher
 from midflight.engines.base import FinishReason, Sampling
 from midflight.engines.local.attention import LayerKV, SuffixCache
 from midflight.engines.local.grammar import Masks
+from midflight.engines.local.prefixes import Ids, PrefixTree
 
-Ids = tuple[int, ...]
 SCORE_BUDGET = 32_000_000
 """Most attention scores held at once in a prefill; more rows are prefilled in slices."""
 
@@ -45,89 +45,69 @@ class Row:
 
 @dataclass
 class Node:
-    """Rows that have drawn the same ids from the same prompt under the same rules: one forward serves them all."""
+    """Rows that have drawn the same ids from the same prompt under the same rules: one forward serves them all.
+
+    `pending` are the last ids, which the model has not been fed yet; `allowed` [vocabulary] are the tokens that may
+    come next (None: all).
+    """
 
     rows: list[Row]
     matcher: LLMatcher | None
+    pending: list[int] = field(default_factory=list)
+    allowed: np.ndarray | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.rows[0].finish is not None
+
+    def take(self, token: int, logprob: float, *, forced: bool = False) -> None:
+        """Give every row its next token."""
+        head = self.rows[0]
+        if self.matcher is not None:
+            self.matcher.consume_token(token)
+        stopped = token in head.stop_ids or (self.matcher is not None and self.matcher.is_stopped())
+        spent = len(head.ids) + 1 >= head.sampling.max_tokens
+        for row in self.rows:
+            row.ids.append(token)
+            row.logprobs.append(logprob)
+            row.forced.append(forced)
+            row.finish = FinishReason.STOP if stopped else FinishReason.LENGTH if spent else None
+        self.pending.append(token)
+
+    def settle(self, masks: Masks) -> None:
+        """Take the tokens on which the grammar leaves no choice: they need no forward to be drawn."""
+        while not self.done and self.matcher is not None:
+            self.allowed = masks.allowed(self.matcher)
+            if np.count_nonzero(self.allowed) != 1:
+                break
+            self.take(int(self.allowed.argmax()), 0.0, forced=True)
 
 
-class PrefixCache:
-    """Keys and values of prompts' beginnings, for one weights version.
+@dataclass(frozen=True)
+class Trunk:
+    """What all prompts of a batch begin with, computed and held once."""
 
-    Trunks are what a whole batch begins with. Stems are what single prompts begin with behind a trunk: the next turn of
-    a trajectory repeats them and adds to them. The oldest of each go first.
+    ids: Ids
+    layers: list[LayerKV]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the model's forward is told of it."""
+        return {"trunk": self.layers} if self.ids else {}
+
+
+@dataclass
+class Filled:
+    """Prompts behind a trunk, computed: row i of everything is `prompts[i]`.
+
+    `logits` [prompts, vocabulary] are those after each prompt; `padding` [rows, 1, 1, width] is an additive mask that
+    hides the columns a row has nothing in.
     """
 
-    def __init__(self, model: Any, *, trunks: int = 8, stem_tokens: int = 16_384) -> None:
-        self._model = model
-        self._most_trunks, self._most_tokens = trunks, stem_tokens
-        self._trunks: OrderedDict[Ids, list[LayerKV]] = OrderedDict()
-        self._stems: OrderedDict[tuple[int, Ids], list[LayerKV]] = OrderedDict()
-        self._tokens = 0
-
-    def clear(self) -> None:
-        """Forget everything: the weights changed."""
-        self._trunks.clear()
-        self._stems.clear()
-        self._tokens = 0
-
-    def stem(self, cut: int, row: Row) -> tuple[int, list[LayerKV] | None]:
-        """The longest kept run of whole segments that `row` begins with behind a trunk of `cut` tokens.
-
-        Returns its end in the prompt, and [kv heads, end - cut, d] keys and values a layer (None: nothing kept).
-        """
-        end = len(row.prompt)
-        for segment in reversed(row.segments[1:]):
-            end -= len(segment)
-            if end <= cut:
-                break
-            found = self._stems.get((cut, row.prompt[:end]))
-            if found is not None:
-                self._stems.move_to_end((cut, row.prompt[:end]))
-                return end, found
-        return cut, None
-
-    def keep_stem(self, cut: int, ids: Ids, layers: list[LayerKV]) -> None:
-        """Keep keys and values of `ids[cut:]`."""
-        self._stems[cut, ids] = layers
-        self._tokens += len(ids) - cut
-        while self._tokens > self._most_tokens and len(self._stems) > 1:
-            (start, gone), _ = self._stems.popitem(last=False)
-            self._tokens -= len(gone) - start
-
-    def trunk(self, ids: Ids) -> list[LayerKV] | None:
-        """Keys and values of `ids`, [kv heads, len(ids), d] a layer; computed from the longest kept beginning."""
-        if not ids:
-            return None
-        base: Ids = ()
-        for known in self._trunks:
-            if len(base) < len(known) <= len(ids) and ids[: len(known)] == known:
-                base = known
-        if base:
-            self._trunks.move_to_end(base)
-        if base == ids:
-            return self._trunks[base]
-        parent = self._trunks[base] if base else None
-        device = self._model.device
-        new = torch.tensor([ids[len(base) :]], device=device)
-        positions = torch.arange(len(base), len(ids), device=device)[None]
-        cache = SuffixCache(self._model.config.num_hidden_layers, 1, new.shape[1])
-        mask = causal_mask(new.shape[1], self._model.dtype, device)
-        self._model(
-            input_ids=new, position_ids=positions, attention_mask=mask, cache=cache, trunk=parent, logits_to_keep=1
-        )
-        cache.advance(new.shape[1])
-        layers: list[LayerKV] = []
-        for index in range(self._model.config.num_hidden_layers):
-            key, value = (block[0] for block in cache.layer(index))
-            if parent is not None:
-                key = torch.cat([parent[index][0], key], dim=1)
-                value = torch.cat([parent[index][1], value], dim=1)
-            layers.append((key, value))
-        self._trunks[ids] = layers
-        while len(self._trunks) > self._most_trunks:
-            self._trunks.popitem(last=False)
-        return layers
+    prompts: list[Ids]
+    cache: SuffixCache
+    padding: torch.Tensor
+    logits: torch.Tensor
 
 
 def causal_mask(length: int, dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
@@ -148,119 +128,191 @@ def common_trunk(rows: list[Row]) -> Ids:
     return tuple(token for segment in first[:count] for token in segment)
 
 
-def keep_shared(prefixes: PrefixCache, cut: int, rows: Iterable[Row]) -> None:
-    """Make a stem of what several prompts without one begin with behind the trunk, such as the same worked examples."""
-    fresh = [row for row in rows if prefixes.stem(cut, row)[1] is None]
-    runs = {
-        row.prompt: [row.prompt[:end] for end in accumulate(map(len, row.segments[:-1])) if end > cut] for row in fresh
-    }
-    times = Counter(run for found in runs.values() for run in found)
-    for run in {found[-1] for one in runs.values() if (found := [run for run in one if times[run] > 1])}:
-        layers = prefixes.trunk(run)
-        assert layers is not None
-        prefixes.keep_stem(cut, run, [(key[:, cut:], value[:, cut:]) for key, value in layers])
+def make_trunk(model: Any, tree: PrefixTree, ids: Ids) -> Trunk:
+    """Keys and values of `ids`, [kv heads, len(ids), d] a layer."""
+    if not ids:
+        return Trunk(ids, [])
+    if tree.find(ids)[0] < len(ids):
+        prefill(model, tree, Trunk((), []), [ids])
+    whole = torch.cat(tree.find(ids)[1], dim=-2)
+    return Trunk(ids, [(key, value) for key, value in whole])
 
 
-@torch.inference_mode()
-def generate(model: Any, prefixes: PrefixCache, masks: Masks, rows: list[Row]) -> None:
-    """Fill `ids`, `logprobs`, `forced` and `finish` of each row."""
-    trunk_ids = common_trunk(rows)
-    cut = len(trunk_ids)
-    by_prompt = {row.prompt: row for row in rows}
-    keep_shared(prefixes, cut, by_prompt.values())
-    ends: dict[Ids, int] = {}
-    stems: dict[Ids, list[LayerKV] | None] = {}
-    for prompt, row in by_prompt.items():
-        ends[prompt], stems[prompt] = prefixes.stem(cut, row)
-    prompts = sorted(by_prompt, key=lambda prompt: len(prompt) - ends[prompt])
-    past = max(ends.values()) - cut
-    longest = len(prompts[-1]) - ends[prompts[-1]]
-    scores = len(prompts) * model.config.num_attention_heads * longest * (past + longest)
-    if scores > SCORE_BUDGET and len(rows) > 1:
-        half = len(rows) // 2
-        generate(model, prefixes, masks, rows[:half])
-        generate(model, prefixes, masks, rows[half:])
-        return
-    shared = prefixes.trunk(trunk_ids)
-    trunk = {} if shared is None else {"trunk": shared}
-    device, dtype = model.device, model.dtype
-    low = torch.finfo(dtype).min
+def shared_runs(tree: PrefixTree, cut: int, rows: Iterable[Row]) -> list[Ids]:
+    """Of the prompts' unknown segments behind a trunk of `cut` tokens: the longest runs that several begin with."""
+    runs = []
+    for row in rows:
+        known = max(cut, tree.find(row.prompt)[0])
+        ends = accumulate(map(len, row.segments[:-1]))
+        runs.append([row.prompt[:end] for end in ends if end > known])
+    times = Counter(run for found in runs for run in found)
+    longest = ([run for run in found if times[run] > 1][-1:] for found in runs)
+    return list(dict.fromkeys(run for found in longest for run in found))
 
-    # Prefill: of every distinct prompt what no stem holds, prompts of like length together. All end in one column:
-    # [hidden, stem, hidden, new tokens, room for what is drawn].
-    width = past + longest
-    room = max(row.sampling.max_tokens for row in rows)
-    cache = SuffixCache(model.config.num_hidden_layers, len(prompts), width + room)
-    padding = torch.full((len(prompts), width), low, dtype=dtype)
-    pieces = []
-    for first, last in like_lengths([len(prompt) - ends[prompt] for prompt in prompts]):
+
+def prefill(
+    model: Any, tree: PrefixTree, trunk: Trunk, prompts: Sequence[Ids], *, rows: int = 0, room: int = 0
+) -> Filled:
+    """Compute of every prompt what the tree does not hold, prompts of like length together, and add it to the tree.
+
+    All end in one column: [hidden, known, hidden, new tokens, room]. `rows` and `room` are how many rows and further
+    columns the cache shall take.
+    """
+    device, dtype, cut = model.device, model.dtype, len(trunk.ids)
+    known: dict[Ids, tuple[int, list[torch.Tensor]]] = {}
+    for prompt in prompts:
+        end, pieces = tree.find(prompt[:-1])  # the last token is computed for its logits
+        known[prompt] = (end, _behind(pieces, cut)) if end > cut else (cut, [])
+    prompts = sorted(prompts, key=lambda prompt: len(prompt) - known[prompt][0])
+    fresh = [len(prompt) - known[prompt][0] for prompt in prompts]
+    width = max(end for end, _ in known.values()) - cut + fresh[-1]
+    cache = SuffixCache(model.config.num_hidden_layers, max(rows, len(prompts)), width + room)
+    padding = torch.full((max(rows, len(prompts)), 1, 1, width), torch.finfo(dtype).min, dtype=dtype)
+    logits = []
+    for first, last in like_lengths(fresh):
         bucket = prompts[first:last]
-        new = len(bucket[-1]) - ends[bucket[-1]]
+        new = fresh[last - 1]
         start = width - new
         ids = torch.zeros(len(bucket), new, dtype=torch.long)
         positions = torch.zeros(len(bucket), new, dtype=torch.long)
-        for index, prompt in enumerate(bucket):
-            fresh = len(prompt) - ends[prompt]
-            ids[index, new - fresh :] = torch.tensor(prompt[ends[prompt] :])
-            positions[index, new - fresh :] = torch.arange(ends[prompt], len(prompt))
-            padding[first + index, width - fresh :] = 0.0
-            padding[first + index, start - (ends[prompt] - cut) : start] = 0.0
         cache.focus(first, last, start)
-        cache.load([stems[prompt] for prompt in bucket])
+        for row, prompt in enumerate(bucket):
+            end, pieces = known[prompt]
+            ids[row, end - len(prompt) :] = torch.tensor(prompt[end:])
+            positions[row, end - len(prompt) :] = torch.arange(end, len(prompt))
+            padding[first + row, :, :, end - len(prompt) :] = 0.0
+            padding[first + row, :, :, start - (end - cut) : start] = 0.0
+            cache.load(first + row, pieces)
         causal = torch.cat([torch.zeros(1, 1, new, start, dtype=dtype), causal_mask(new, dtype)], dim=-1)
         output = model(
             input_ids=ids.to(device),
             position_ids=positions.to(device),
-            attention_mask=(causal + padding[first:last, None, None]).clamp(min=low).to(device),
+            attention_mask=(causal + padding[first:last]).clamp(min=torch.finfo(dtype).min).to(device),
             cache=cache,
             logits_to_keep=1,
-            **trunk,
+            **trunk.arguments,
         )
-        pieces.append(output.logits[:, -1])
-        for index, prompt in enumerate(bucket):
-            row = by_prompt[prompt]
-            end = len(prompt) - len(row.segments[-1])
-            if end > ends[prompt]:
-                fresh = width - (len(prompt) - ends[prompt])
-                spans = [(start - (ends[prompt] - cut), start), (fresh, fresh + end - ends[prompt])]
-                prefixes.keep_stem(cut, prompt[:end], cache.copy(first + index, spans))
-    logits = torch.cat(pieces)
-    cache.focus(0, len(prompts), width)
-    padding = padding[:, None, None].to(device)
+        logits.append(output.logits[:, -1])
+        for row, prompt in enumerate(bucket):
+            end = known[prompt][0]
+            tree.add(prompt, end, cache.read(first + row, width - (len(prompt) - end), width))
+    cache.focus(0, max(rows, len(prompts)), width)
+    return Filled(prompts, cache, padding.to(device), torch.cat(logits))
 
-    # Decode: one token a step for every distinct sequence; nodes split as their rows part, and leave as they finish.
-    grouped: dict[tuple[Any, ...], Node] = {}
+
+def _behind(pieces: list[torch.Tensor], cut: int) -> list[torch.Tensor]:
+    """The pieces without their first `cut` tokens."""
+    kept = []
+    for piece in pieces:
+        if cut < piece.shape[-2]:
+            kept.append(piece[..., cut:, :])
+        cut = max(0, cut - piece.shape[-2])
+    return kept
+
+
+@torch.inference_mode()
+def generate(model: Any, tree: PrefixTree, masks: Masks, rows: list[Row]) -> None:
+    """Fill `ids`, `logprobs`, `forced` and `finish` of each row."""
+    cut = len(trunk_ids := common_trunk(rows))
+    by_prompt = {row.prompt: row for row in rows}
+    longest = max(map(len, by_prompt)) - cut
+    scores = len(by_prompt) * model.config.num_attention_heads * longest * longest
+    if scores > SCORE_BUDGET and len(rows) > 1:
+        half = len(rows) // 2
+        generate(model, tree, masks, rows[:half])
+        generate(model, tree, masks, rows[half:])
+        return
+    trunk = make_trunk(model, tree, trunk_ids)
+    if runs := shared_runs(tree, cut, by_prompt.values()):
+        prefill(model, tree, trunk, runs)
+    room = max(row.sampling.max_tokens for row in rows)
+    filled = prefill(model, tree, trunk, list(by_prompt), rows=len(rows), room=room)
+    decode(model, tree, masks, trunk, filled, first_nodes(rows, masks, filled.prompts))
+    tree.trim()
+
+
+def first_nodes(rows: list[Row], masks: Masks, prompts: list[Ids]) -> list[tuple[int, Node]]:
+    """Rows that are to be decoded alike as one node, each with the index of its prompt."""
+    place = {prompt: index for index, prompt in enumerate(prompts)}
+    grouped: dict[tuple[Any, ...], tuple[int, Node]] = {}
     for row in rows:
         key = (row.prompt, row.grammar, replace(row.sampling, seed=None))
         if key not in grouped:
-            grouped[key] = Node([], masks.start(row.grammar) if row.grammar else None)
-        grouped[key].rows.append(row)
-    nodes = list(grouped.values())
-    place = {prompt: index for index, prompt in enumerate(prompts)}
-    parents = [place[node.rows[0].prompt] for node in nodes]
+            grouped[key] = (place[row.prompt], Node([], masks.start(row.grammar) if row.grammar else None))
+        grouped[key][1].rows.append(row)
+    for _, node in grouped.values():
+        node.settle(masks)
+    return list(grouped.values())
+
+
+def decode(
+    model: Any, tree: PrefixTree, masks: Masks, trunk: Trunk, filled: Filled, nodes: list[tuple[int, Node]]
+) -> None:
+    """Draw until every row has ended. Each of `nodes` comes with the row of `filled` that it goes on from.
+
+    A node takes one row of the cache; nodes split as their rows part, and leave as they end. A forward feeds every
+    node as many tokens as the one with the fewest pending has; a node draws when it has none.
+    """
+    cache, padding, logits = filled.cache, filled.padding, filled.logits
+    device, dtype, width = model.device, model.dtype, padding.shape[-1]
     while True:
-        children = draw(logits[parents].float(), nodes, masks)
-        if not children:
+        waiting = [(place, node) for place, node in nodes if not node.pending]
+        ongoing = [(place, node) for place, node in nodes if node.pending]
+        if waiting:
+            drawn = draw(logits[[place for place, _ in waiting]].float(), [node for _, node in waiting], masks)
+            ongoing += [(waiting[index][0], node) for index, node in drawn]
+        for place, node in ongoing:
+            if node.done:
+                head = node.rows[0]
+                fed = len(head.ids) - len(node.pending)
+                tree.add(
+                    (head.prompt + tuple(head.ids))[: len(head.prompt) + fed],
+                    len(head.prompt),
+                    cache.read(place, width, width + fed),
+                )
+        nodes = arrange([(place, node) for place, node in ongoing if not node.done], cache, padding)
+        if not nodes:
             return
-        parents = [parents[index] for index, _ in children]
-        nodes = [node for _, node in children]
-        if parents != list(range(len(padding))):
-            keep = torch.tensor(parents, device=device)
-            cache.select(keep)
-            padding = padding[keep]
-        parents = list(range(len(nodes)))
-        heads = [node.rows[0] for node in nodes]
-        mask = torch.zeros(len(nodes), 1, 1, cache.used + 1, dtype=dtype, device=device)
-        mask[..., :width] = padding
+        count = len(nodes)
+        step = min(len(node.pending) for _, node in nodes)
+        fed = cache.used - width
+        heads = [node.rows[0] for _, node in nodes]
+        mask = torch.zeros(count, 1, step, cache.used + step, dtype=dtype, device=device)
+        mask[..., :width] = padding[:count]
+        mask[..., cache.used :] = causal_mask(step, dtype, device)
+        cache.focus(0, count, cache.used)
         logits = model(
-            input_ids=torch.tensor([[row.ids[-1]] for row in heads], device=device),
-            position_ids=torch.tensor([[len(row.prompt) + len(row.ids) - 1] for row in heads], device=device),
+            input_ids=torch.tensor([node.pending[:step] for _, node in nodes], device=device),
+            position_ids=torch.tensor(
+                [list(range(len(head.prompt) + fed, len(head.prompt) + fed + step)) for head in heads], device=device
+            ),
             attention_mask=mask,
             cache=cache,
             logits_to_keep=1,
-            **trunk,
+            **trunk.arguments,
         ).logits[:, -1]
-        cache.advance(1)
+        cache.advance(step)
+        for _, node in nodes:
+            del node.pending[:step]
+
+
+def arrange(nodes: list[tuple[int, Node]], cache: SuffixCache, padding: torch.Tensor) -> list[tuple[int, Node]]:
+    """Give n nodes the cache's first n rows, moving as little as possible; `nodes` name the rows they come from."""
+    seats: list[Node | None] = [None] * len(nodes)
+    movers = []
+    for place, node in nodes:
+        if place < len(nodes) and seats[place] is None:
+            seats[place] = node
+        else:
+            movers.append((place, node))
+    empty = [place for place, seat in enumerate(seats) if seat is None]
+    if movers:
+        sources = [place for place, _ in movers]
+        cache.move(empty, sources)
+        padding[empty] = padding[sources]
+        for place, (_, node) in zip(empty, movers, strict=True):
+            seats[place] = node
+    return [(place, node) for place, node in enumerate(seats) if node is not None]
 
 
 def like_lengths(lengths: list[int], waste: float = 1.35, least: int = 4) -> list[tuple[int, int]]:
@@ -280,53 +332,37 @@ def like_lengths(lengths: list[int], waste: float = 1.35, least: int = 4) -> lis
 def draw(logits: torch.Tensor, nodes: list[Node], masks: Masks) -> list[tuple[int, Node]]:
     """Draw one token for every row of every node from its node's logits [nodes, vocabulary].
 
-    Returns the nodes that go on, each with the index of the node it came from; finished rows are in none.
+    Returns what the nodes become, also those that have ended, each with the index of the node it came from.
     """
     samplings = [node.rows[0].sampling for node in nodes]
     heat = [sampling.temperature or 1.0 for sampling in samplings]
-    allowed = np.stack(
-        [
-            masks.allowed(node.matcher) if node.matcher is not None else np.ones(logits.shape[1], dtype=bool)
-            for node in nodes
-        ]
-    )
-    single = allowed.sum(axis=1) == 1
     logits = logits / torch.tensor(heat, device=logits.device)[:, None]
-    logits = logits.masked_fill(torch.from_numpy(~allowed).to(logits.device), -torch.inf)
+    for index, node in enumerate(nodes):
+        if node.allowed is not None:
+            logits[index].masked_fill_(torch.from_numpy(~node.allowed).to(logits.device), -torch.inf)
     logprobs = truncate(logits, samplings).log_softmax(-1)
     best = logprobs.argmax(dim=-1).tolist()
-    cumulative: dict[int, torch.Tensor] = {}
     children: list[tuple[int, Node]] = []
     for index, node in enumerate(nodes):
+        warm = samplings[index].temperature > 0
+        cumulative = logprobs[index].double().exp().cumsum(-1) if warm else None
         split: dict[int, list[Row]] = {}
         for row in node.rows:
-            token, logprob = best[index], 0.0
-            if samplings[index].temperature > 0:
-                if not single[index]:
-                    if index not in cumulative:
-                        cumulative[index] = logprobs[index].double().exp().cumsum(-1)
-                    aim = float(row.uniforms.random()) * cumulative[index][-1]
-                    token = int(torch.searchsorted(cumulative[index], aim, right=True))
-                    if token >= logits.shape[1] or logprobs[index, token] == -torch.inf:
-                        token = best[index]  # a uniform that rounds onto the end of the support must not leave it
-                logprob = float(logprobs[index, token])
-            row.ids.append(token)
-            row.logprobs.append(logprob)
-            row.forced.append(bool(single[index]))
+            token = best[index]
+            if cumulative is not None:
+                aim = float(row.uniforms.random()) * cumulative[-1]
+                token = int(torch.searchsorted(cumulative, aim, right=True))
+                if token >= logits.shape[1] or logprobs[index, token] == -torch.inf:
+                    token = best[index]  # a uniform that rounds onto the end of the support must not leave it
             split.setdefault(token, []).append(row)
         for number, (token, together) in enumerate(split.items()):
             matcher = node.matcher
-            if matcher is not None:
-                if number < len(split) - 1:
-                    matcher = matcher.deep_copy()
-                matcher.consume_token(token)
-            done = token in together[0].stop_ids or (matcher is not None and matcher.is_stopped())
-            spent = len(together[0].ids) >= samplings[index].max_tokens
-            if done or spent:
-                for row in together:
-                    row.finish = FinishReason.STOP if done else FinishReason.LENGTH
-            else:
-                children.append((index, Node(together, matcher)))
+            if matcher is not None and number < len(split) - 1:
+                matcher = matcher.deep_copy()
+            child = Node(together, matcher)
+            child.take(token, float(logprobs[index, token]) if warm else 0.0)
+            child.settle(masks)
+            children.append((index, child))
     return children
 
 

@@ -26,9 +26,10 @@ from midflight.engines.base import (
     Message,
     PromptTooLong,
 )
-from midflight.engines.local.decoding import PrefixCache, Row, generate
+from midflight.engines.local.decoding import Row, generate
 from midflight.engines.local.grammar import GrammarError, Masks
 from midflight.engines.local.models import LoadedModel
+from midflight.engines.local.prefixes import PrefixTree
 from midflight.engines.local.prompts import PromptEncoder
 
 _QUIET_TICKS = 8
@@ -62,7 +63,7 @@ class LocalEngine:
         )
         self._max_batch = max_batch
         self._around = around or _nothing
-        self._prefixes = PrefixCache(loaded.model)
+        self._prefixes = PrefixTree()
         self._queue: list[tuple[Row, GenerateRequest, asyncio.Future[Generation]]] = []
         self._pump: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midflight-engine")
@@ -98,7 +99,7 @@ class LocalEngine:
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
         try:
             if request.grammar:
-                self.masks.start(request.grammar)
+                self.masks.check(request.grammar)
         except GrammarError as error:
             raise EngineError(str(error)) from error
         row = Row(segments, dataclasses.replace(request.sampling, seed=seed), request.grammar, self._stop_ids)

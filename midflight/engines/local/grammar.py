@@ -34,6 +34,14 @@ class Masks:
         """
         return self._compile(grammar).deep_copy()
 
+    def check(self, grammar: str) -> None:
+        """Compile `grammar`.
+
+        Raises:
+            GrammarError: it does not compile.
+        """
+        self._compile(grammar)
+
     @lru_cache(maxsize=1024)  # noqa: B019 - one Masks lives as long as its model
     def _compile(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar)
