@@ -84,7 +84,7 @@ def test_the_longest_nearest_example_has_to_fit() -> None:
 
     room = recipe.agent.memory_tokens + recipe.agent.planner.max_tokens
     building.check_prompt_fits(recipe, flow, SimpleNamespace(encode=encode, context_length=10_000))  # type: ignore[arg-type]
-    assert len(sizes) == 15 and len(set(sizes)) > 1
+    assert len(sizes) == 17 and len(set(sizes)) > 1
     with pytest.raises(RecipeError, match=rf"prompt takes {max(sizes)} tokens"):
         building.check_prompt_fits(
             recipe,

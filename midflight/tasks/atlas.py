@@ -209,6 +209,9 @@ def _name(question: str, answer: str, aliases: tuple[str, ...]) -> _Parts:
     return question, answer, "exact", {"aliases": list(aliases)} if aliases else {}
 
 
+_DENSITY = ("What is the population density of {}?", "How many people live per square kilometre in {}?")
+"""Half of the countries, by hash, are asked about in the one wording and half in the other."""
+
 _ONE_COUNTRY: Mapping[str, Callable[[Country], _Parts]] = MappingProxyType(
     {
         "capital": lambda c: _name(f"What is the capital of {c.phrase}?", c.capital, CAPITAL_ALIASES.get(c.iso, ())),
@@ -230,7 +233,7 @@ _ONE_COUNTRY: Mapping[str, Callable[[Country], _Parts]] = MappingProxyType(
             _WHOLE,
         ),
         "density": lambda c: (
-            f"How many people live per square kilometre in {c.phrase}?",
+            _DENSITY[split_of(f"wording:{c.iso}") == "train"].format(c.phrase),
             format_number(c.population / c.area),
             "numeric",
             _QUOTIENT,

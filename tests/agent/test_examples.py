@@ -63,6 +63,6 @@ def test_shipped_examples_tell_no_held_out_country() -> None:
     for split in ("validation", "test"):
         for country in atlas_countries(split):  # type: ignore[arg-type]
             assert country.name not in text and country.capital not in text
-    assert len(Examples(text).blocks) == 15
+    assert len(Examples(text).blocks) == 17
     asked = {task.question for kind in KINDS for task in atlas_tasks("test", 204, 0, [kind])}
     assert not any(question in text for question in asked)

@@ -35,7 +35,11 @@ def test_every_kind_has_its_wording_and_answer() -> None:
         "What is the area in square kilometres of the country whose capital is Lima?",
         "1285220",
     )
-    assert peru("density") == ("How many people live per square kilometre in Peru?", "24.89010131")
+    assert peru("density") == ("What is the population density of Peru?", "24.89010131")
+    other = about["density"]["atlas/validation/density/AD"]
+    assert other.question == "How many people live per square kilometre in Andorra?"
+    wordings = [task.question.startswith("What") for task in about["density"].values()]
+    assert (sum(wordings), len(wordings)) == (12, 37)
     netherlands = about["capital"]["atlas/validation/capital/NL"]
     assert netherlands.question == "What is the capital of the Netherlands?"
     assert [level for level in KINDS.values()] == [1] * 5 + [2] * 2 + [3] * 5

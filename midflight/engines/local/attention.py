@@ -158,15 +158,19 @@ class SuffixCache:
     """Keys and values of the rows' suffixes in one block; columns are shared by all rows.
 
     Stands where transformers expects a cache: the model calls `update` once a layer in each forward, which writes at
-    the columns after `used`, in the rows that `focus` chose. The block is made by the first update, zeroed, so that
-    pages nothing is written to cost no memory.
+    the columns after `used`, in the rows that `focus` chose. The block, [layers, 2, rows, kv heads, columns, d], starts
+    uninitialised, and costs memory only where it is written; `load` blanks what a row will never write.
     """
 
     is_compileable = False
 
-    def __init__(self, layers: int, rows: int, columns: int) -> None:
-        self._layers, self._rows, self._columns = layers, rows, columns
-        self._block: torch.Tensor | None = None  # [layers, 2, rows, kv heads, columns, d]
+    def __init__(self, model: Any, rows: int, columns: int) -> None:
+        config = model.config
+        groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._block = torch.empty(
+            (config.num_hidden_layers, 2, rows, groups, columns, width), dtype=model.dtype, device=model.device
+        )
         self._first, self._last = 0, rows
         self.used = 0
 
@@ -174,17 +178,11 @@ class SuffixCache:
         """Work on rows [first, last), and write next at column `used`."""
         self._first, self._last, self.used = first, last, used
 
-    def _made(self, like: torch.Tensor) -> torch.Tensor:
-        """The block, made when first asked for; `like` is [..., kv heads, T, d]."""
-        if self._block is None:
-            self._block = like.new_zeros((self._layers, 2, self._rows, like.shape[-3], self._columns, like.shape[-1]))
-        return self._block
-
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [rows in focus, kv heads, T, d] at the next columns; give back all columns up to there."""
-        keys, values = self._made(key)[layer_idx, :, self._first : self._last]
+        keys, values = self._block[layer_idx, :, self._first : self._last]
         end = self.used + key.shape[2]
         keys[:, :, self.used : end] = key
         values[:, :, self.used : end] = value
@@ -195,20 +193,22 @@ class SuffixCache:
         self.used += tokens
 
     def load(self, row: int, pieces: list[torch.Tensor]) -> None:
-        """Put pieces [layers, 2, kv heads, n, d] into a row, one after the other, the last ending before `used`."""
+        """Put pieces [layers, 2, kv heads, n, d] into a row, one after the other, the last ending before `used`.
+
+        The columns before them, which masks hide, are zeroed: a hidden NaN would still spread.
+        """
         start = self.used - sum(piece.shape[-2] for piece in pieces)
+        self._block[:, :, row, :, :start] = 0
         for piece in pieces:
-            self._made(piece)[:, :, row, :, start : start + piece.shape[-2]] = piece
+            self._block[:, :, row, :, start : start + piece.shape[-2]] = piece
             start += piece.shape[-2]
 
     def read(self, row: int, first: int, last: int) -> torch.Tensor:
         """Keys and values of a row's columns [first, last), a view [layers, 2, kv heads, last - first, d]."""
-        assert self._block is not None
         return self._block[:, :, row, :, first:last]
 
     def move(self, targets: list[int], sources: list[int]) -> None:
         """Copy what rows `sources` hold to rows `targets`; no row may be both."""
-        assert self._block is not None
         self._block[:, :, targets, :, : self.used] = self._block[:, :, sources, :, : self.used]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

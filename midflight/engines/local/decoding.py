@@ -24,6 +24,9 @@ from midflight.engines.local.prefixes import Ids, PrefixTree
 SCORE_BUDGET = 32_000_000
 """Most attention scores held at once in a prefill; more rows are prefilled in slices."""
 
+LAST = torch.tensor([-1])
+"""Logits of the last token alone. An index, since a slice would leave the hidden states strided, and slow."""
+
 
 @dataclass
 class Row:
@@ -166,7 +169,7 @@ def prefill(
     prompts = sorted(prompts, key=lambda prompt: len(prompt) - known[prompt][0])
     fresh = [len(prompt) - known[prompt][0] for prompt in prompts]
     width = max(end for end, _ in known.values()) - cut + fresh[-1]
-    cache = SuffixCache(model.config.num_hidden_layers, max(rows, len(prompts)), width + room)
+    cache = SuffixCache(model, max(rows, len(prompts)), width + room)
     padding = torch.full((max(rows, len(prompts)), 1, 1, width), torch.finfo(dtype).min, dtype=dtype)
     logits = []
     for first, last in like_lengths(fresh):
@@ -189,7 +192,7 @@ def prefill(
             position_ids=positions.to(device),
             attention_mask=(causal + padding[first:last]).clamp(min=torch.finfo(dtype).min).to(device),
             cache=cache,
-            logits_to_keep=1,
+            logits_to_keep=LAST,
             **trunk.arguments,
         )
         logits.append(output.logits[:, -1])
@@ -288,7 +291,7 @@ def decode(
             ),
             attention_mask=mask,
             cache=cache,
-            logits_to_keep=1,
+            logits_to_keep=LAST,
             **trunk.arguments,
         ).logits[:, -1]
         cache.advance(step)
