@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from midflight.config import load_recipe, resolved
+from midflight.config import Recipe, load_recipe
 from midflight.errors import UserError
 from midflight.evaluation import EvaluationResult, Scored, bootstrap_mean
 from midflight.evaluation.statistics import Estimate, counted_reward
+from midflight.resuming import first_change, read_recipe
 from midflight.store import RunFolder, Store
 from midflight.store.metrics import read_metrics
 
@@ -93,7 +92,7 @@ def run(
         return Run(seed, parent / f"{label or recipe}-seed{seed}", error=str(error))
     folder = parent / f"{label or wanted.name}-seed{seed}"
     if reuse and RunFolder(folder).report_json.is_file():
-        return _finished(seed, folder, resolved(wanted))
+        return _finished(seed, folder, wanted)
     parent.mkdir(parents=True, exist_ok=True)
     log = parent / f"{folder.name}.log"
     print(f"training {folder} (progress in {log})", file=sys.stderr, flush=True)
@@ -114,7 +113,7 @@ def run(
     kilobytes = usage.ru_maxrss if sys.platform != "darwin" else usage.ru_maxrss / 1024
     spent = {"seconds": round(seconds, 2), "peak_gb": round(kilobytes * 1024 / 1e9, 3)}
     (folder / SPENT).write_text(json.dumps(spent) + "\n", encoding="utf-8")
-    return _finished(seed, folder, resolved(wanted))
+    return _finished(seed, folder, wanted)
 
 
 def environment() -> dict[str, str]:
@@ -123,7 +122,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
 
 
-def _finished(seed: int, folder: Path, wanted: dict[str, Any]) -> Run:
+def _finished(seed: int, folder: Path, wanted: Recipe) -> Run:
     """The run in `folder`, or an error where it was made by another recipe or lacks a file."""
     paths = RunFolder(folder)
     missing = [
@@ -133,28 +132,15 @@ def _finished(seed: int, folder: Path, wanted: dict[str, Any]) -> Run:
     ]
     if missing:
         return Run(seed, folder, error=f"{folder} has no {missing[0]}: the run did not finish")
-    found = yaml.safe_load(paths.recipe.read_text(encoding="utf-8"))
-    other = differing(found, wanted)
-    if other:
+    change = first_change(read_recipe(paths.recipe), wanted)
+    if change is not None:
         return Run(
-            seed, folder, error=f"{folder} was made with another {other[0]}; name another --run-dir or remove it"
+            seed, folder, error=f"{folder} was made with another {change[0]}; name another --run-dir or remove it"
         )
     spent: dict[str, float] = {}
     with contextlib.suppress(FileNotFoundError):
         spent = json.loads((folder / SPENT).read_text(encoding="utf-8"))
     return Run(seed, folder, spent.get("seconds"), spent.get("peak_gb"))
-
-
-def differing(one: dict[str, Any], other: dict[str, Any], above: str = "") -> list[str]:
-    """Dotted keys whose values differ."""
-    keys = []
-    for key in {**one, **other}:
-        a, b = one.get(key), other.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            keys += differing(a, b, f"{above}{key}.")
-        elif a != b:
-            keys.append(above + key)
-    return keys
 
 
 def low_high(estimate: Estimate | None) -> list[float] | None:

@@ -79,6 +79,9 @@ def train_on(
 
     if not tasks:
         raise UserError("tasks is empty; give at least one Task")
+    for override in overrides:
+        if override.strip().startswith(("train_tasks", "eval_tasks")):
+            raise UserError(f"override {override}: does nothing here; give the questions as tasks and eval_tasks")
     folder = Path(run_dir)
     recipe = recipe_for(tools, name=folder.name, model=model, steps=steps, max_turns=max_turns, overrides=overrides)
     return train(

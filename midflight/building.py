@@ -63,12 +63,6 @@ def toolset_of(recipe: Recipe, tools: Sequence[Tool] | None = None) -> Toolset:
     return Toolset([own.get(name) or made[name] for name in recipe.agent.tools])
 
 
-def frozen_modules(recipe: Recipe) -> bool:
-    """Whether any module beside the planner is a language model."""
-    agent = recipe.agent
-    return "llm" in (agent.executor.kind, agent.verifier.kind, agent.generator.kind) or agent.query_analysis
-
-
 def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine | None, *, training: bool) -> AgentFlow:
     """The flow of `recipe`: the planner on its engine, all other language models on `frozen`."""
     agent = recipe.agent
@@ -79,7 +73,7 @@ def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine |
         return Sampling(temperature=module.temperature, max_tokens=module.max_tokens)
 
     def other() -> Engine:
-        assert frozen is not None, "frozen_modules says that an engine is needed"
+        assert frozen is not None, "has_frozen_models says that an engine is needed"
         return frozen
 
     return AgentFlow(
@@ -136,6 +130,7 @@ def local_engine(recipe: Recipe, loaded: LoadedModel, around: Callable[[], objec
             chat_template=model.chat_template,
             context_length=model.context_length,
             max_batch=model.max_batch,
+            prefix_tokens=model.prefix_tokens,
             around=around,
         )
     except ValueError as error:
@@ -158,7 +153,7 @@ def build_agent(recipe: Recipe, model: str | None = None, *, tools: Sequence[Too
     planner = local_engine(recipe, planner_model)
     engines = [planner]
     frozen = None
-    if frozen_modules(recipe):
+    if recipe.agent.has_frozen_models:
         same = base == planner_model.name
         frozen = planner if same else local_engine(recipe, load_named(recipe, base))
         engines += [] if same else [frozen]

@@ -106,11 +106,13 @@ def solve(
 
     from midflight.agent.types import Query, Turn
     from midflight.building import build_agent
+    from midflight.progress import Progress
     from midflight.rendering import render_turn
 
     def show(turn: Turn) -> None:
         print(render_turn(turn), flush=True)
 
+    Progress().note(f"loading {model or settings.model.name}")
     built = build_agent(settings, model)
     try:
         trajectory = asyncio.run(built.flow.run(Query(question, seed=settings.seed), on_turn=show))

@@ -39,6 +39,8 @@ class ModelConfig(Section):
     """Tokens of prompt and continuation together; bounded by the model's own limit."""
     max_batch: int = Field(default=64, ge=1)
     """Requests the engine decodes together."""
+    prefix_tokens: int = Field(default=8192, ge=0)
+    """Tokens whose keys and values are kept between requests, the least recently used dropped first."""
     lora: LoraConfig | None = LoraConfig()
     """null trains all weights."""
 
@@ -93,7 +95,7 @@ class AgentConfig(Section):
     """The query analysis' engine settings; used when `query_analysis` is true."""
     max_turns: int = Field(default=5, ge=1)
     max_seconds: float = Field(default=120.0, gt=0)
-    """Wall clock of one trajectory; a running tool is interrupted."""
+    """Wall clock of one trajectory, waiting for the engine included; a running tool is interrupted."""
     memory_tokens: int = Field(default=512, ge=32)
     """Budget of the rendered memory."""
     tools: tuple[str, ...] = Field(min_length=1)
@@ -101,18 +103,29 @@ class AgentConfig(Section):
     tool_seconds: float = Field(default=10.0, gt=0)
     """Time limit of one tool call."""
 
+    @property
+    def has_frozen_models(self) -> bool:
+        """Whether any module beside the planner is a language model."""
+        return "llm" in (self.executor.kind, self.verifier.kind, self.generator.kind) or self.query_analysis
+
 
 class TaskSource(Section):
+    """Training draws from it without end, seeded by the recipe's `seed`."""
+
     family: str = "atlas"
     """A built-in family, or a path to a JSONL file of {id, question, answer, checker}."""
     split: Literal["train", "validation", "test"] = "train"
     """Of a built-in family; a JSONL file has only what it holds."""
     kinds: tuple[str, ...] | None = None
     """Only these kinds; null is all."""
+
+
+class HeldOutTasks(TaskSource):
+    split: Literal["train", "validation", "test"] = "test"
     count: int | None = Field(default=None, ge=1)
-    """How many questions; null draws without end (training) or takes the whole file."""
+    """How many questions; null takes the whole of a task file."""
     seed: int = 0
-    """Same seed, same questions."""
+    """Of a built-in family: same seed, same questions."""
 
 
 class CurriculumConfig(Section):
@@ -148,13 +161,18 @@ class TrainingConfig(Section):
     refill_factor: float = Field(default=1.0, ge=1.0)
     """Draw more queries while groups lack signal, up to this many times `queries_per_step`."""
     pack_tokens: int = Field(default=2048, ge=64)
-    """Most new tokens in one forward of the update."""
+    """Most new tokens in one forward of the update, unless one row alone has more."""
     max_drift: float = Field(default=1e-4, gt=0)
     """Largest |sampler - trainer| log-prob of a trained token before the run stops."""
     curriculum: CurriculumConfig | None = None
     save_every: int = Field(default=5, ge=1)
     keep_last: int = Field(default=2, ge=1)
     keep_best: int = Field(default=1, ge=0)
+
+    @property
+    def most_queries(self) -> int:
+        """Queries of a step, with all refills."""
+        return int(self.queries_per_step * self.refill_factor)
 
 
 class EvaluationConfig(Section):
@@ -171,7 +189,7 @@ class Recipe(Section):
     model: ModelConfig = ModelConfig()
     agent: AgentConfig
     train_tasks: TaskSource = TaskSource()
-    eval_tasks: TaskSource = TaskSource(split="test", count=240)
+    eval_tasks: HeldOutTasks = HeldOutTasks(count=240)
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 

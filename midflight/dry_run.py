@@ -7,7 +7,6 @@ Counts are exact upper bounds, bytes are estimates.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import yaml
 
 from midflight.config import Recipe, resolved
 from midflight.recipe_rules import EMBEDDED_MODEL
+from midflight.training.packing import SCORED_AT_ONCE
 
 BYTES = {"float32": 4, "bfloat16": 2}
 CACHE = "key-value cache, about"
@@ -101,8 +101,9 @@ def batch_arithmetic(recipe: Recipe) -> list[tuple[str, int, str]]:
     """Name, number and formula of what one step and the whole run do at most."""
     training, agent = recipe.training, recipe.agent
     queries, group = training.queries_per_step, training.group_size
-    most_queries = max(queries, math.floor(queries * training.refill_factor))
-    rollouts, turns = queries * group, queries * group * agent.max_turns
+    most_queries = training.most_queries
+    rollouts, most = queries * group, training.most_queries * group
+    turns = most * agent.max_turns
     tokens = turns * agent.planner.max_tokens
     llm = ["planner"]
     llm += ["executor"] if agent.executor.kind == "llm" else []
@@ -110,17 +111,17 @@ def batch_arithmetic(recipe: Recipe) -> list[tuple[str, int, str]]:
     calls = len(llm) * turns
     calls_text = f"{' + '.join(llm)}, each turn"
     if agent.generator.kind == "llm":
-        calls, calls_text = calls + rollouts, calls_text + "; + generator, each trajectory"
+        calls, calls_text = calls + most, calls_text + "; + generator, each trajectory"
     if agent.query_analysis:
-        calls, calls_text = calls + rollouts, calls_text + "; + query analysis, each trajectory"
+        calls, calls_text = calls + most, calls_text + "; + query analysis, each trajectory"
     lines = [
         ("rollouts a step", rollouts, f"{queries} queries x {group} trajectories"),
-        ("turns a step, at most", turns, f"{rollouts} rollouts x {agent.max_turns} turns"),
+        ("turns a step, at most", turns, f"{most} rollouts x {agent.max_turns} turns"),
         ("rows a step, at most", turns, "one a planner turn"),
         ("trained tokens a step, at most", tokens, f"{turns} rows x {agent.planner.max_tokens} tokens"),
         ("model calls a step, at most", calls, calls_text),
         ("updates", training.steps * training.epochs, f"{training.steps} steps x {training.epochs} epochs"),
-        ("rollouts of the run", rollouts * training.steps, f"{rollouts} x {training.steps} steps"),
+        ("rollouts of the run, at most", most * training.steps, f"{most} x {training.steps} steps"),
     ]
     if most_queries > queries:
         formula = f"{most_queries} queries x {group}, while groups lack signal"
@@ -141,22 +142,24 @@ def memory(recipe: Recipe, shape: ModelShape) -> list[tuple[str, int, str]]:
     cached = 2 * shape.layers * shape.kv_heads * shape.head_dim * size
     own = min(recipe.agent.memory_tokens + recipe.agent.planner.max_tokens, recipe.model.context_length)
     shared = recipe.model.context_length - own
-    held = recipe.model.max_batch * own + shared
-    pack = recipe.training.pack_tokens
-    per_token = shape.layers * (10 * shape.hidden + 4 * shape.feed_forward) * size
+    rollouts = recipe.training.most_queries * recipe.training.group_size
+    rows = min(recipe.model.max_batch, max(rollouts, recipe.evaluation.concurrency))
+    kept = recipe.model.prefix_tokens
+    pack, scored = recipe.training.pack_tokens, min(recipe.training.pack_tokens, SCORED_AT_ONCE)
+    per_token = shape.layers * (22 * shape.hidden + 6 * shape.feed_forward) * size
     lines = [("weights", shape.parameters * size, f"{shape.parameters / 1e6:.1f}M parameters, {recipe.model.dtype}")]
     if lora is not None:
         lines.append(("adapter", trained * 4, f"{trained / 1e6:.2f}M parameters, float32"))
-    elif recipe.training.kl_beta > 0:
-        lines.append(("reference", shape.parameters * size, "a frozen copy, for the KL"))
+    elif recipe.training.kl_beta > 0 or recipe.agent.has_frozen_models:
+        lines.append(("reference", shape.parameters * size, "a frozen copy, for KL and frozen modules"))
     return [
         *lines,
         ("sampler", shape.parameters * size, "its own copy of the weights, the adapter merged in"),
         ("gradients", trained * 4, what),
         ("optimizer", trained * 8, "two moments, float32"),
-        (CACHE, held * cached, f"{recipe.model.max_batch} x {own} tokens + {shared} shared"),
+        (CACHE, (rows * own + shared + kept) * cached, f"{rows} rows x {own} tokens + {shared} shared + {kept} kept"),
         ("update, activations", pack * per_token, f"{pack} tokens, roughly"),
-        ("update, logits", 3 * pack * shape.vocabulary * 4, f"{pack} tokens x {shape.vocabulary} x 3 copies, roughly"),
+        ("update, logits", 3 * scored * shape.vocabulary * 4, f"{scored} tokens x {shape.vocabulary} x 3 copies"),
     ]
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from midflight.building import build_agent
-from midflight.config import Recipe, TaskSource
+from midflight.config import HeldOutTasks, Recipe, TaskSource
 from midflight.evaluation.report import comparison_table
 from midflight.evaluation.runner import evaluate
 from midflight.evaluation.statistics import summarise
@@ -19,6 +19,7 @@ from midflight.tasks import Task, atlas_tasks, load_tasks
 def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str, dict[str, Any]]:
     """Ask every question; returns the table as text and all figures as plain data."""
     tasks = listed_tasks(recipe.eval_tasks)
+    progress.note(f"loading {model}")
     built = build_agent(recipe, model)
     try:
         with progress.bar("evaluating", total=len(tasks) * recipe.evaluation.trials) as bar:
@@ -39,10 +40,14 @@ def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str,
     return comparison_table({model: result}), result.to_json()
 
 
-def listed_tasks(source: TaskSource) -> list[Task]:
-    """The questions of a finite source, in order."""
+def listed_tasks(source: HeldOutTasks) -> list[Task]:
+    """The held-out questions, in order."""
     if not is_task_file(source.family):
         assert source.count is not None, "recipe_rules.check lets no endless source through"
         return atlas_tasks(source.split, source.count, source.seed, source.kinds)
-    tasks = [task for task in load_tasks(source.family) if source.kinds is None or task.kind in source.kinds]
-    return tasks[: source.count]
+    return file_tasks(source)[: source.count]
+
+
+def file_tasks(source: TaskSource) -> list[Task]:
+    """The questions of a task file that are of the wanted kinds, in order."""
+    return [task for task in load_tasks(source.family) if source.kinds is None or task.kind in source.kinds]

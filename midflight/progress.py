@@ -42,19 +42,25 @@ class Progress:
         self._open_bars = 0
 
     @contextmanager
-    def bar(self, name: str, total: int) -> Iterator[Bar]:
-        """A bar to `total`; bars may be nested. Off a terminal: a line at most every 10 %, the last at 100 %."""
+    def bar(self, name: str, total: int, *, passing: bool = False) -> Iterator[Bar]:
+        """A bar to `total`; bars may be nested. Off a terminal: a line at most every 10 %, the last at 100 %.
+
+        A `passing` one leaves nothing behind, and off a terminal shows nothing.
+        """
         if self._console is None:
-            yield _PlainBar(name, total, self._stream, self._clock)
+            yield _NoBar() if passing else _PlainBar(name, total, self._stream, self._clock)
             return
         if self._live is None:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._live = RichProgress(*columns, console=self._console)
             self._live.start()
         self._open_bars += 1
+        bar = _LiveBar(self._live, name, total)
         try:
-            yield _LiveBar(self._live, name, total)
+            yield bar
         finally:
+            if passing:
+                bar.remove()
             self._open_bars -= 1
             if self._open_bars == 0:
                 self._live.stop()
@@ -79,6 +85,14 @@ class _LiveBar:
 
     def advance(self, count: int = 1) -> None:
         self._live.advance(self._task, count)
+
+    def remove(self) -> None:
+        self._live.remove_task(self._task)
+
+
+class _NoBar:
+    def advance(self, count: int = 1) -> None:
+        pass
 
 
 class _PlainBar:

@@ -6,6 +6,7 @@ Invariant: a setting that the run would not use is an error here, never a silenc
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -137,7 +138,13 @@ def _check_modules(recipe: Recipe) -> None:
     if examples is not None:
         if not Path(examples).is_file():
             raise RecipeError(f"agent.planner.examples = {examples}: no such file; give a text file or null")
-        if not Path(examples).read_text(encoding="utf-8").strip():
+        try:
+            text = Path(examples).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(
+                f"agent.planner.examples = {examples}: cannot be read ({error}); give a text file in UTF-8"
+            ) from None
+        if not text.strip():
             raise RecipeError(f"agent.planner.examples = {examples}: the file is empty; write examples or set null")
     nearest = agent.planner.nearest_examples
     if nearest is not None:
@@ -181,6 +188,13 @@ def _check_training(recipe: Recipe) -> None:
         raise RecipeError(
             f"training.pack_tokens = {training.pack_tokens}: a turn may have agent.planner.max_tokens = "
             f"{recipe.agent.planner.max_tokens} tokens and must fit; set training.pack_tokens to at least that"
+        )
+    queries = training.queries_per_step
+    if training.refill_factor > 1 and training.most_queries == queries:
+        least = math.ceil(100 * (1 + 1 / queries)) / 100
+        raise RecipeError(
+            f"training.refill_factor = {training.refill_factor:g}: less than one query more than "
+            f"training.queries_per_step = {queries}; set training.refill_factor={least:g} or 1"
         )
     if recipe.model.dtype == "bfloat16" and training.max_drift < 1e-2:
         raise RecipeError(
@@ -228,11 +242,13 @@ def _check_source(name: str, source: TaskSource) -> tuple[str, ...]:
                     f"{name}.kinds = {kind}: unknown kind of {family}; {hint}kinds: {', '.join(FAMILIES[family])}"
                 )
         return tuple(FAMILIES[family])
-    if "split" in source.model_fields_set and source.split != "train":
-        raise RecipeError(
-            f"{name}.split = {source.split}: does nothing for a task file, which is one split; "
-            f"remove it or set {name}.split=train"
-        )
+    default = type(source)(family=family)
+    for key in ("split", "seed"):  # a resolved recipe spells defaults out
+        if getattr(source, key, None) != getattr(default, key, None):
+            raise RecipeError(
+                f"{name}.{key} = {getattr(source, key)}: does nothing for a task file, which is one fixed list; "
+                f"remove it or set {name}.{key}={getattr(default, key)}"
+            )
     try:
         kinds = tuple(dict.fromkeys(task.kind for task in load_tasks(family)))
     except ValueError as error:

@@ -30,10 +30,10 @@ def load(path: str, overrides: Sequence[str] = (), *, tasks: bool = True) -> Rec
     """See `midflight.config.load_recipe`. Without `tasks` the task sections go unchecked: nothing draws any."""
     file = find(path)
     data = read_yaml(file)
-    _anchor_paths(data, file.resolve().parent)
+    anchor_paths(data, file.resolve().parent)
     if overrides:
         changed = apply_overrides(data, overrides)
-        _anchor_paths(changed, Path.cwd())
+        anchor_paths(changed, Path.cwd())
         data = changed
     recipe = validate(data)
     check(recipe, own_tasks=not tasks)
@@ -167,15 +167,24 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
     here[last] = value
 
 
-def _anchor_paths(data: dict[str, Any], folder: Path) -> None:
+def anchor_paths(data: dict[str, Any], folder: Path) -> None:
     """Make the relative paths of `data` absolute, in place."""
     for key in PATH_KEYS:
-        section: Any = data
-        for name in key[:-1]:
-            section = section.get(name) if isinstance(section, dict) else None
-        value = section.get(key[-1]) if isinstance(section, dict) else None
-        if isinstance(section, dict) and isinstance(value, str) and (key[-1] == "examples" or is_task_file(value)):
+        section, value = path_at(data, key)
+        if section is not None and value is not None:
             section[key[-1]] = str(folder / Path(value).expanduser())
+
+
+def path_at(data: dict[str, Any], key: tuple[str, ...]) -> tuple[dict[str, Any] | None, str | None]:
+    """The section that holds `key`, and its value where that is a path."""
+    section: Any = data
+    for name in key[:-1]:
+        section = section.get(name) if isinstance(section, dict) else None
+    if not isinstance(section, dict):
+        return None, None
+    value = section.get(key[-1])
+    is_path = isinstance(value, str) and (key[-1] == "examples" or is_task_file(value))
+    return section, value if is_path else None
 
 
 def validate(data: Mapping[str, Any]) -> Recipe:

@@ -1,4 +1,4 @@
-"""Whether a run may start in a folder, or go on there. Nothing is loaded and nothing is written.
+"""The recipe of a run: kept in its folder, and whether a run may start there or go on.
 
 Invariant: a run has one recipe from its first step to its last. The learning rate, the questions and the seeds follow
 from it, so a resume with another one is refused, never guessed at.
@@ -6,12 +6,16 @@ from it, so a resume with another one is refused, never guessed at.
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from midflight.config import Recipe, resolved
 from midflight.errors import UserError
-from midflight.recipes import read_yaml, show, validate
+from midflight.recipes import PATH_KEYS, anchor_paths, path_at, read_yaml, show, validate
 from midflight.store.folder import RunFolder
 
 
@@ -38,7 +42,7 @@ def check_run_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
     file = RunFolder(path).recipe
     if not file.is_file():
         raise UserError(f"--resume: {path} holds no recipe.yaml, so no run; name a run with --run-dir")
-    change = first_change(resolved(validate(read_yaml(file))), resolved(recipe))
+    change = first_change(read_recipe(file), recipe)
     if change is not None:
         key, was, now = change
         raise UserError(
@@ -47,12 +51,59 @@ def check_run_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
         )
 
 
-def first_change(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:
-    """The first dotted key whose value differs, with both values; None where all are the same."""
+def read_recipe(file: Path) -> Recipe:
+    """The recipe in a file as it is, its paths made absolute; rules between keys are not checked.
+
+    Raises:
+        RecipeError: unreadable, or a key or value is wrong.
+    """
+    data = read_yaml(file)
+    anchor_paths(data, file.resolve().parent)
+    return validate(data)
+
+
+def save_recipe(recipe: Recipe, folder: RunFolder) -> None:
+    """Write the recipe into a run's folder, with copies of the files it names: the run can then be moved."""
+    data = resolved(recipe)
+    for key in PATH_KEYS:
+        section, value = path_at(data, key)
+        if section is None or value is None:
+            continue
+        name = f"{'-'.join(key[:-1])}-{Path(value).name}"
+        if Path(value).resolve().parent == folder.inputs.resolve():
+            name = Path(value).name
+        else:
+            folder.inputs.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(value, folder.inputs / name)
+        section[key[-1]] = f"{folder.inputs.name}/{name}"
+    aside = folder.path / ".recipe.yaml"
+    aside.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    os.replace(aside, folder.recipe)
+
+
+def first_change(old: Recipe, new: Recipe) -> tuple[str, Any, Any] | None:
+    """The first dotted key whose value differs, with both values; files are compared by what they hold.
+
+    None where all are the same.
+    """
+    before, after = resolved(old), resolved(new)
+    for key in PATH_KEYS:
+        (_, was), (section, now) = path_at(before, key), path_at(after, key)
+        if section is not None and was is not None and now is not None and _same_content(was, now):
+            section[key[-1]] = was
+    return _first_change(before, after, "")
+
+
+def _same_content(one: str, other: str) -> bool:
+    paths = Path(one), Path(other)
+    return all(path.is_file() for path in paths) and paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def _first_change(old: dict[str, Any], new: dict[str, Any], prefix: str) -> tuple[str, Any, Any] | None:
     for name in dict.fromkeys((*new, *old)):
         before, after = old.get(name), new.get(name)
         if isinstance(before, dict) and isinstance(after, dict):
-            change = first_change(before, after, f"{prefix}{name}.")
+            change = _first_change(before, after, f"{prefix}{name}.")
             if change is not None:
                 return change
         elif before != after:

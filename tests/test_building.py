@@ -36,7 +36,7 @@ def test_the_callers_tool_comes_before_the_built_in_one_of_its_name() -> None:
 def test_rule_modules_take_no_engine_and_language_models_take_the_frozen_one() -> None:
     planner, frozen = ScriptedEngine([]), ScriptedEngine([])
     rules = load_recipe("quickstart", ["agent.planner.temperature=0.7", "agent.planner.eval_temperature=0.1"])
-    assert not building.frozen_modules(rules)
+    assert not rules.agent.has_frozen_models
     for training, temperature in ((True, 0.7), (False, 0.1)):
         flow = building.assemble(rules, building.toolset_of(rules), planner, None, training=training)
         assert (flow.executor, flow.verifier, flow.generator) == (
@@ -49,7 +49,7 @@ def test_rule_modules_take_no_engine_and_language_models_take_the_frozen_one() -
         assert flow.grounded and flow.planner.grounded and flow.planner.nearest_examples == 1
         assert flow.max_turns == rules.agent.max_turns and flow.memory_tokens == rules.agent.memory_tokens
     models = load_recipe("four-llm", ["agent.verifier.max_tokens=33", "agent.query_analysis=true"])
-    assert building.frozen_modules(models)
+    assert models.agent.has_frozen_models
     flow = building.assemble(models, building.toolset_of(models), planner, frozen, training=True)
     for module, kind in ((flow.executor, LLMExecutor), (flow.verifier, LLMVerifier), (flow.generator, LLMGenerator)):
         assert isinstance(module, kind) and module.engine is frozen  # type: ignore[attr-defined]

@@ -293,10 +293,12 @@ def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytes
     built = types.SimpleNamespace(flow=Flow(), close=lambda: closed.append(True))
     stub("midflight.building", build_agent=lambda recipe, model: built)
     assert run(["solve", "Capital of Peru?"]) == 0
-    assert capsys.readouterr().out == "Turn 1    capital: Peru\n  result  Lima\n\nLima\n"
+    said = capsys.readouterr()
+    assert said.out == "Turn 1    capital: Peru\n  result  Lima\n\nLima\n"
+    assert said.err == "loading smollm2-135m\n"
     assert run(["solve", "fail"]) == 1
-    assert capsys.readouterr().err == "midflight: no answer: infrastructure: engine down\n"
+    assert capsys.readouterr().err.endswith("\nmidflight: no answer: infrastructure: engine down\n")
     assert run(["solve", "empty"]) == 1
-    assert capsys.readouterr().err == "midflight: no answer: finished: the agent ended without one\n"
+    assert capsys.readouterr().err.endswith("\nmidflight: no answer: finished: the agent ended without one\n")
     assert closed == [True, True, True]
     assert run(["solve", "Capital of Peru?", "train_tasks.family=gone.jsonl"]) == 0  # draws no task, needs no file

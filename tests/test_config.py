@@ -250,9 +250,15 @@ def test_a_task_file_is_read_before_any_work(small: Path, tmp_path: Path) -> Non
     file.write_text(json.dumps(good) + "\n")
     assert load_recipe(str(small), ["train_tasks.family=q.jsonl"]).train_tasks.family == str(file)
     assert refused(small, "train_tasks.family=q.jsonl", "train_tasks.split=test") == (
-        "train_tasks.split = test: does nothing for a task file, which is one split; "
+        "train_tasks.split = test: does nothing for a task file, which is one fixed list; "
         "remove it or set train_tasks.split=train"
     )
+    held_out = ["eval_tasks.family=q.jsonl", "eval_tasks.count=null"]
+    assert load_recipe(str(small), [*held_out, "eval_tasks.split=test"]).eval_tasks.family == str(file)
+    assert refused(small, *held_out, "eval_tasks.seed=3") == (
+        "eval_tasks.seed = 3: does nothing for a task file, which is one fixed list; remove it or set eval_tasks.seed=0"
+    )
+    assert refused(small, "train_tasks.seed=3").startswith("train_tasks.seed = 3: unknown key; ")
     assert refused(small, "train_tasks.family=q.jsonl", "train_tasks.kinds=[y]") == (
         f"train_tasks.kinds = y: no line of {file} has it; kinds there: x"
     )
@@ -313,3 +319,20 @@ def test_analyst_settings_without_query_analysis_are_refused() -> None:
         "agent.analyst: does nothing with agent.query_analysis = false; remove it or set agent.query_analysis=true"
     )
     assert load_recipe("quickstart", ["agent.query_analysis=true", "agent.analyst.max_tokens=8"]).agent.query_analysis
+
+
+def test_a_refill_that_adds_no_query_is_refused(small: Path) -> None:
+    assert refused(small, "training.queries_per_step=8", "training.refill_factor=1.1") == (
+        "training.refill_factor = 1.1: less than one query more than training.queries_per_step = 8; "
+        "set training.refill_factor=1.13 or 1"
+    )
+    allowed = load_recipe(str(small), ["training.queries_per_step=8", "training.refill_factor=1.13"])
+    assert allowed.training.most_queries == 9
+
+
+def test_examples_that_are_not_text_are_refused(small: Path, tmp_path: Path) -> None:
+    file = tmp_path / "examples.txt"
+    file.write_bytes(b"Question: \xff\n")
+    said = refused(small, f"agent.planner.examples={file}")
+    assert said.startswith(f"agent.planner.examples = {file}: cannot be read ('utf-8' codec")
+    assert said.endswith("; give a text file in UTF-8")

@@ -32,12 +32,12 @@ def test_batch_arithmetic() -> None:
     assert counts == {
         "rollouts a step": 12,
         "rollouts a step with refills, at most": 28,
-        "turns a step, at most": 60,
-        "rows a step, at most": 60,
-        "trained tokens a step, at most": 3000,
-        "model calls a step, at most": 3 * 60 + 12,
+        "turns a step, at most": 140,
+        "rows a step, at most": 140,
+        "trained tokens a step, at most": 7000,
+        "model calls a step, at most": 3 * 140 + 28,
         "updates": 20,
-        "rollouts of the run": 120,
+        "rollouts of the run, at most": 280,
         "evaluation trajectories": 200,
     }
 
@@ -77,5 +77,5 @@ def test_the_cache_holds_the_shared_prefix_once_and_the_peak_counts_one_phase() 
     overrides = ["model.max_batch=10", "model.context_length=1000", "agent.memory_tokens=200"]
     rows = memory(load_recipe("quickstart", [*overrides, "agent.planner.max_tokens=40"]), EMBEDDED_SHAPE)
     sizes = {name: size for name, size, _ in rows}
-    assert sizes[CACHE] == (10 * 240 + 760) * 2 * 30 * 3 * 64 * 4
+    assert sizes[CACHE] == (10 * 240 + 760 + 8192) * 2 * 30 * 3 * 64 * 4
     assert peak(rows) == sum(sizes.values()) - sizes[CACHE]

@@ -20,8 +20,13 @@ class RunFolder:
 
     @property
     def recipe(self) -> Path:
-        """The resolved recipe."""
+        """The resolved recipe; paths in it are relative to the run's folder."""
         return self.path / "recipe.yaml"
+
+    @property
+    def inputs(self) -> Path:
+        """Copies of the files that the recipe names: worked examples, task files."""
+        return self.path / "inputs"
 
     @property
     def metrics(self) -> Path:

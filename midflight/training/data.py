@@ -41,9 +41,9 @@ class ListSource:
         return rng.choice(self._by_kind[kind])
 
 
-def atlas_source(split: str, seed: int, kinds: Sequence[str] | None) -> Source:
-    """The built-in family as a source."""
-    return AtlasSampler(split, seed, kinds)  # type: ignore[arg-type]
+def atlas_source(split: str, kinds: Sequence[str] | None) -> Source:
+    """The built-in family as a source; `TaskStream` gives each draw its own randomness."""
+    return AtlasSampler(split, 0, kinds)  # type: ignore[arg-type]
 
 
 @dataclass

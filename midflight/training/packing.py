@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 Ids = tuple[int, ...]
+SCORED_AT_ONCE = 128
+"""Distributions over the vocabulary that an update holds at a time."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,9 @@ def common_beginning(sequences: Sequence[Ids]) -> Ids:
 
 
 def pack_rows(rows: Sequence[Row], budget: int) -> PackedBatch:
-    """Pack rows in their order; a row longer than `budget` behind the trunk gets a pack of its own.
+    """Pack rows in their order; a row longer than half the budget behind the trunk gets a pack of its own.
 
-    A token attends to its whole pack, so a pack is a quarter of the budget, and one forward takes several.
+    A token attends to its whole pack, and what packs share is computed in each: a pack is half the budget.
     """
     if not rows:
         return PackedBatch((), (), ())

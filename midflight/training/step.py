@@ -91,6 +91,7 @@ def update(
         norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
         metrics.grad_norm = max(metrics.grad_norm, norm)
         optimizer.step()
+    masks.forget_replays()
     return metrics
 
 
@@ -119,9 +120,10 @@ def _loss(
     behaviour = tensor([row.logprobs[term.position] for row, term in zip(rows, terms, strict=True)])
     if first:
         gaps = (scores.logprobs.detach() - behaviour).abs()
-        worst = int(gaps.argmax())
-        metrics.drift = max(metrics.drift, float(gaps[worst]))
-        if not metrics.drift <= settings.max_drift:
+        worst = int(gaps.argmax())  # that of a NaN, if there is one
+        gap = float(gaps[worst])
+        metrics.drift = max(metrics.drift, gap)
+        if not gap <= settings.max_drift:
             raise DriftError(
                 f"sampler and trainer disagree: log-prob {float(behaviour[worst]):.6f} when drawn, "
                 f"{float(scores.logprobs[worst].detach()):.6f} in the trainer, a drift over training.max_drift = "

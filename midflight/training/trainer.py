@@ -7,7 +7,6 @@ resumed from its last checkpoint prints the numbers an undisturbed run prints.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from midflight.agent.types import Trajectory
 from midflight.building import (
     assemble,
     check_prompt_fits,
-    frozen_modules,
     load_named,
     local_engine,
     quiet_peft,
@@ -30,11 +27,11 @@ from midflight.building import (
 from midflight.config import Recipe, resolved
 from midflight.engines.local import LoadedModel
 from midflight.errors import TrainingStopped
-from midflight.evaluating import listed_tasks
+from midflight.evaluating import file_tasks, listed_tasks
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
 from midflight.evaluation.report import pick_example, render_report
-from midflight.progress import Progress
-from midflight.resuming import check_run_folder
+from midflight.progress import Bar, Progress
+from midflight.resuming import check_run_folder, save_recipe
 from midflight.rewards import score
 from midflight.seeds import derive
 from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
@@ -122,7 +119,7 @@ class Trainer:
         progress.note(f"loading {recipe.model.name}")
         own = load_named(recipe, recipe.model.name)
         lora = recipe.model.lora
-        others = frozen_modules(recipe)
+        others = recipe.agent.has_frozen_models
         with quiet_peft():
             self.policy = Policy(
                 load_named(recipe, recipe.model.name),
@@ -151,13 +148,16 @@ class Trainer:
         if self.frozen is not None:
             self.frozen.close()
 
+    def _forget(self) -> None:
+        for engine in (self.engine, self.frozen):
+            if engine is not None:
+                engine.forget()
+
     def run(self, *, resume: bool, evaluate_ends: bool) -> TrainReport:
         started = time.monotonic()
         done = self._resume() if resume else 0
         self.folder.create()
-        aside = self.folder.path / ".recipe.yaml"
-        aside.write_text(yaml.safe_dump(resolved(self.recipe), sort_keys=False), encoding="utf-8")
-        os.replace(aside, self.folder.recipe)
+        save_recipe(self.recipe, self.folder)
         ask = evaluate_ends and bool(self.eval_tasks)
         with Store(self.folder.store) as store, MetricsWriter(self.folder.metrics) as metrics:
             known = store.runs()
@@ -183,20 +183,23 @@ class Trainer:
                 if step % self.settings.save_every == 0 or step == self.settings.steps:
                     self._save(step)
             after = self._evaluate(store, run_id, "after") if ask else None
+            plots = write_plots(self.folder.path)
             if before is not None and after is not None:
-                self._report(store, run_id, before, after, time.monotonic() - started)
+                self._report(store, run_id, before, after, plots, time.monotonic() - started)
         return TrainReport(self.folder, self.settings.steps, before, after, time.monotonic() - started)
 
     def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
         began = time.monotonic()
-        for engine in (self.engine, self.frozen):
-            if engine is not None:  # a step begins with empty prefix caches, as after a resume: the same rounding
-                engine.forget()
+        self._forget()  # a step begins with empty prefix trees, as after a resume: the same rounding
         tokens = self.engine.generated_tokens
-        groups = asyncio.run(self._rollouts(store, run_id, step))
+        number = f"step {step}/{self.settings.steps}"
+        with self.progress.bar(
+            f"{number}: rollouts", self.settings.most_queries * self.settings.group_size, passing=True
+        ) as bar:
+            groups = asyncio.run(self._rollouts(store, run_id, step, bar))
         rolled = time.monotonic()
         drawn = self.engine.generated_tokens - tokens
-        self.engine.forget()  # its memory is the update's now
+        self._forget()  # the memory is the update's now
         store.add_trajectories(run_id, _stored(groups, step, self.settings.advantage))  # kept if the update is not
         rows = rows_of(groups, self.settings.advantage)
         batch = PackedBatch((), (), ())
@@ -206,7 +209,10 @@ class Trainer:
             for settings in self.optimizer.param_groups:
                 settings["lr"] = rate
             batch = pack_rows(rows, self.settings.pack_tokens)
-            measured = update(self.policy, self.optimizer, self.engine.model, self.engine.masks, batch, self.settings)
+            with self.progress.bar(f"{number}: update", 1, passing=True):
+                measured = update(
+                    self.policy, self.optimizer, self.engine.model, self.engine.masks, batch, self.settings
+                )
             self.policy.sync(self.engine, step, bound=self.settings.max_drift)
         rewards: dict[str, list[float]] = {}
         for group in groups:
@@ -229,15 +235,16 @@ class Trainer:
         store.finish_step(run_id, step, record)
         return record
 
-    async def _rollouts(self, store: Store, run_id: int, step: int) -> list[Group]:
+    async def _rollouts(self, store: Store, run_id: int, step: int, bar: Bar) -> list[Group]:
         """The step's groups; while too few have signal, more are drawn up to the cap."""
         wanted = self.settings.queries_per_step
-        cap = int(wanted * self.settings.refill_factor)
+        cap = self.settings.most_queries
         groups: list[Group] = []
         finished: list[NewTrajectory] = []
 
         def keep(task: Task, member: int, trajectory: Trajectory, reward: float | None) -> None:
             finished.append(_new("interrupted", step, task, member, trajectory, reward, None))
+            bar.advance()
 
         try:
             while len(groups) < cap:
@@ -281,9 +288,14 @@ class Trainer:
         return result
 
     def _report(
-        self, store: Store, run_id: int, before: EvaluationResult, after: EvaluationResult, seconds: float
+        self,
+        store: Store,
+        run_id: int,
+        before: EvaluationResult,
+        after: EvaluationResult,
+        plots: Sequence[Path],
+        seconds: float,
     ) -> None:
-        plots = write_plots(self.folder.path)
         earlier, later = (
             [Scored(item.task, item.trajectory, item.reward or 0.0) for item in store.trajectories(run_id, phase)]
             for phase in ("before", "after")
@@ -335,8 +347,8 @@ def _source(recipe: Recipe, tasks: Sequence[Task] | None) -> Source:
     if tasks is not None:
         return ListSource(tasks)
     if wanted.family == "atlas":
-        return atlas_source(wanted.split, wanted.seed, wanted.kinds)
-    return ListSource(listed_tasks(wanted))
+        return atlas_source(wanted.split, wanted.kinds)
+    return ListSource(file_tasks(wanted))
 
 
 def _new(

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from midflight.engines.local.grammar import Masks
-from midflight.training.packing import Pack, PackedBatch
-
-CHUNK = 128
-"""Distributions over the vocabulary held at once."""
+from midflight.training.packing import SCORED_AT_ONCE, Pack, PackedBatch
 
 LayerKV = tuple[Tensor, Tensor]
 
@@ -138,9 +135,9 @@ def _score_pack(
     nodes = torch.tensor([key[0] for key in keys], device=device)
     picked = hidden[nodes]
     head = model.get_output_embeddings()
-    for start in range(0, len(keys), CHUNK):
-        chunk = keys[start : start + CHUNK]
-        logits = head(picked[start : start + CHUNK]).float()
+    for start in range(0, len(keys), SCORED_AT_ONCE):
+        chunk = keys[start : start + SCORED_AT_ONCE]
+        logits = head(picked[start : start + SCORED_AT_ONCE]).float()
         heat = torch.tensor([key[1] for key in chunk], device=device)
         logits = logits / heat[:, None]
         blocked = torch.zeros(logits.shape, dtype=torch.bool)
@@ -158,4 +155,4 @@ def _score_pack(
         target = torch.tensor(wanted, device=device)
         loss = on_scores(pack, Scores(numbers, logprobs[place, target], entropies[place]))
         if loss is not None:
-            loss.backward(retain_graph=start + CHUNK < len(keys))  # type: ignore[no-untyped-call]
+            loss.backward(retain_graph=start + SCORED_AT_ONCE < len(keys))  # type: ignore[no-untyped-call]

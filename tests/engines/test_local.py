@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -96,24 +97,18 @@ def test_logprobs_equal_a_plain_forward_over_a_batch_and_over_turns(engine, plai
     for generation in ask(engine, *first):
         assert_exact(plain, engine, generation)
 
-    widths = []
-    hook = engine.model.register_forward_pre_hook(
-        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
     second = [
         request("Question: 1 + 2?\n", "Turn 1: add: 1 + 2\nResult: 3\n", "Turn 2:", grammar=GRAMMAR),
         request(long, "Turn 1: add: 123 + 456\nResult: 579\n", "Turn 2:", grammar=GRAMMAR),
         request("Question: new?\n", "Turn 1:", grammar=GRAMMAR),
     ]
-    try:
+    with widths(engine) as seen:
         generations = ask(engine, *second)
-    finally:
-        hook.remove()
     for generation in generations:
         assert_exact(plain, engine, generation)
     # The long question was computed in the first turn: the second computes what was added to it.
     added = sum(map(len, engine.encode(second[1].messages)[-2:]))
-    assert max(widths) <= added < len(generations[1].prompt_ids) / 2
+    assert max(seen) <= added < len(generations[1].prompt_ids) / 2
 
 
 @pytest.mark.parametrize("rule", [{"top_p": 0.6}, {"top_k": 5}, {"top_k": 20, "top_p": 0.7}])
@@ -155,6 +150,75 @@ def test_where_the_grammar_leaves_one_choice_the_token_is_forced(engine):
     assert any(any(generation.forced) for generation in generations)
     ended = [generation for generation in generations if generation.finish_reason is FinishReason.STOP]
     assert ended and all(generation.text.startswith((" add: ", " finish\n")) for generation in ended)
+
+
+@contextmanager
+def widths(engine):
+    """The tokens a row is fed in each forward of the model."""
+    seen = []
+    hook = engine.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def test_what_was_drawn_is_not_computed_again(engine, plain):
+    asked = request("Question: 1 + 2?\n", "Turn 1:", grammar=GRAMMAR)
+    (first,) = ask(engine, asked)
+    result = "Result: 3\n"
+    again = request("Question: 1 + 2?\n", f"Turn 1:{first.text}{result}", "Turn 2:", grammar=GRAMMAR)
+    fresh = len(engine.encode((Message("user", (result, "Turn 2:")),))[0]) + 4
+    with widths(engine) as seen:
+        (second,) = ask(engine, again)
+    assert first.text.endswith("\n") and first.finish_reason is FinishReason.STOP
+    assert max(seen) <= fresh + 1  # the line break was never fed
+    assert_exact(plain, engine, second)
+
+
+FIXED = " the long middle that nobody can choose "
+
+
+def test_forced_tokens_are_fed_together(engine, plain):
+    grammar = f'start: ("yes" | "no") "{FIXED}" ("left" | "right") "\\n"\n'
+    sampling = replace(WARM, max_tokens=24)
+    rows = [request("Go\n", "Now: ", sampling=replace(sampling, seed=seed), grammar=grammar) for seed in range(3)]
+    with widths(engine) as seen:
+        generations = ask(engine, *rows)
+    for generation in generations:
+        assert_exact(plain, engine, generation)
+        assert sum(generation.forced) > 5 and generation.finish_reason is FinishReason.STOP
+    prefills = 2  # of what the prompts share, and of the rest
+    assert len(seen) - prefills <= 3 < len(generations[0].ids) and max(seen[prefills:]) > 5
+    (cut,) = ask(engine, request("Go\n", "Now: ", sampling=replace(sampling, max_tokens=4), grammar=grammar))
+    assert (len(cut.ids), cut.finish_reason, cut.forced[-1]) == (4, FinishReason.LENGTH, True)
+    with widths(engine) as seen:
+        (only,) = ask(engine, request("Go\n", "Now: ", grammar='start: "one way\\n"\n'))
+    assert only.text == "one way\n" and all(only.forced) and set(only.logprobs) == {0.0}
+    assert len(seen) == 1  # the prompt's last token; nothing is drawn
+
+
+def test_a_small_score_budget_changes_nothing(engine, plain, monkeypatch):
+    rows = [request(f"Question: {n} + {n}?\n", "Turn 1:", sampling=replace(WARM, seed=n)) for n in range(5)]
+    expected = [generation.ids for generation in ask(engine, *rows)]
+    engine.forget()
+    monkeypatch.setattr("midflight.engines.local.decoding.SCORE_BUDGET", 1)
+    generations = ask(engine, *rows)
+    assert [generation.ids for generation in generations] == expected
+    for generation in generations:
+        assert_exact(plain, engine, generation)
+
+
+def test_columns_nobody_wrote_are_never_read(engine, plain, monkeypatch):
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: empty(*shape, **options).fill_(float("nan")))
+    long = "Question: what is 123 + 456 + 789, and what is that plus 1000 more?\n"
+    ask(engine, request(long, "Turn 1:"), request("Hi\n", "Turn 1:"))
+    mixed = [request(long, "Turn 1: add: 1\n", "Turn 2:"), request("Hi\n", "Turn 1:"), request("Q\n", "Turn 1:")]
+    for generation in ask(engine, *mixed):
+        assert_exact(plain, engine, generation)
 
 
 def test_control_tokens_in_data_stay_text(loaded):

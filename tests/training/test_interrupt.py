@@ -33,6 +33,15 @@ def trainer(flow: Any, **settings: Any) -> Trainer:
     return made
 
 
+class Count:
+    """A bar that counts."""
+
+    done = 0
+
+    def advance(self, count: int = 1) -> None:
+        self.done += count
+
+
 def plan(request: Any) -> str:
     question, *turns, _ = user_parts(request)
     if "Peru" in question:
@@ -47,7 +56,7 @@ def test_the_finished_trajectories_are_kept(tmp_path: Path) -> None:
         threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
         started = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            asyncio.run(trainer(flow)._rollouts(store, run_id, 3))
+            asyncio.run(trainer(flow)._rollouts(store, run_id, 3, Count()))
         assert time.monotonic() - started < 5
         kept = store.trajectories(run_id)
         assert [(one.phase, one.step, one.task.id, one.reward) for one in kept] == [
@@ -62,7 +71,10 @@ def test_the_finished_trajectories_are_kept(tmp_path: Path) -> None:
 def test_groups_without_signal_are_refilled_up_to_the_cap(tmp_path: Path) -> None:
     flow, engine = compact_flow(lambda request: "finish")
     with Store(tmp_path / "store.sqlite") as store:
-        groups = asyncio.run(trainer(flow, refill_factor=2.5)._rollouts(store, store.start_run("r", {}, 0), 1))
+        groups = asyncio.run(
+            trainer(flow, refill_factor=2.5)._rollouts(store, store.start_run("r", {}, 0), 1, bar := Count())
+        )
+    assert bar.done == 10
     assert len(groups) == 5  # two, two more, and the one that is left under 2.5 times two
     assert not any(group.signal for group in groups)
     assert len({request.sampling.seed for request in engine.requests}) == 10

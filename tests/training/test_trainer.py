@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,6 +106,25 @@ def test_reward_rises_and_a_run_cut_off_in_its_update_resumes_with_the_same_numb
 def test_drift_stops_the_run_and_is_one_line(model: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingStopped, match="sampler and trainer disagree: log-prob .* training.max_drift = 1e-30"):
         run(recipe(model, "training.max_drift=1e-30"), tmp_path / "run")
+
+
+def test_a_log_prob_that_is_no_number_stops_the_run_before_a_weight_moves(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from midflight.training import step
+
+    steps: list[int] = []
+    real = step.run
+
+    def broken(*arguments: Any) -> None:
+        *rest, on_scores = arguments
+        real(*rest, lambda pack, scores: on_scores(pack, replace(scores, logprobs=scores.logprobs * float("nan"))))
+
+    monkeypatch.setattr(step, "run", broken)
+    monkeypatch.setattr("torch.optim.AdamW.step", lambda *_, **__: steps.append(1))
+    with pytest.raises(TrainingStopped, match="sampler and trainer disagree: log-prob .* nan in the trainer"):
+        run(recipe(model), tmp_path / "run")
+    assert steps == []
 
 
 def test_nothing_is_left_of_a_run_that_cannot_start(model: Path, tmp_path: Path) -> None:

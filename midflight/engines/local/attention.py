@@ -159,7 +159,7 @@ class SuffixCache:
 
     Stands where transformers expects a cache: the model calls `update` once a layer in each forward, which writes at
     the columns after `used`, in the rows that `focus` chose. The block, [layers, 2, rows, kv heads, columns, d], starts
-    uninitialised, and costs memory only where it is written; `load` blanks what a row will never write.
+    uninitialised (on the CPU it costs memory only where it is written); `load` blanks what a row will never write.
     """
 
     is_compileable = False

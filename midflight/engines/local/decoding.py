@@ -1,4 +1,4 @@
-"""Batched decoding on one causal model: the shared trunk once, then each row's suffix, then token by token.
+"""Batched decoding on one causal model: the shared trunk once, then each row's suffix, then what is drawn.
 
 Invariant: a row's result depends on its own prompt, sampling settings and seed; the rows beside it change only
 floating-point rounding. Log-probs are those of the distribution the token was drawn from.
@@ -7,7 +7,7 @@ floating-point rounding. Log-probs are those of the distribution the token was d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -22,7 +22,7 @@ from midflight.engines.local.grammar import Masks
 from midflight.engines.local.prefixes import Ids, PrefixTree
 
 SCORE_BUDGET = 32_000_000
-"""Most attention scores held at once in a prefill; more rows are prefilled in slices."""
+"""Most attention scores of one layer in a forward of the prefill; more rows are prefilled in slices."""
 
 LAST = torch.tensor([-1])
 """Logits of the last token alone. An index, since a slice would leave the hidden states strided, and slow."""
@@ -172,7 +172,8 @@ def prefill(
     cache = SuffixCache(model, max(rows, len(prompts)), width + room)
     padding = torch.full((max(rows, len(prompts)), 1, 1, width), torch.finfo(dtype).min, dtype=dtype)
     logits = []
-    for first, last in like_lengths(fresh):
+    heads = model.config.num_attention_heads
+    for first, last in slices(fresh, lambda new: SCORE_BUDGET // (heads * new * width)):
         bucket = prompts[first:last]
         new = fresh[last - 1]
         start = width - new
@@ -218,20 +219,15 @@ def generate(model: Any, tree: PrefixTree, masks: Masks, rows: list[Row]) -> Non
     """Fill `ids`, `logprobs`, `forced` and `finish` of each row."""
     cut = len(trunk_ids := common_trunk(rows))
     by_prompt = {row.prompt: row for row in rows}
-    longest = max(map(len, by_prompt)) - cut
-    scores = len(by_prompt) * model.config.num_attention_heads * longest * longest
-    if scores > SCORE_BUDGET and len(rows) > 1:
-        half = len(rows) // 2
-        generate(model, tree, masks, rows[:half])
-        generate(model, tree, masks, rows[half:])
-        return
-    trunk = make_trunk(model, tree, trunk_ids)
-    if runs := shared_runs(tree, cut, by_prompt.values()):
-        prefill(model, tree, trunk, runs)
-    room = max(row.sampling.max_tokens for row in rows)
-    filled = prefill(model, tree, trunk, list(by_prompt), rows=len(rows), room=room)
-    decode(model, tree, masks, trunk, filled, first_nodes(rows, masks, filled.prompts))
-    tree.trim()
+    try:
+        trunk = make_trunk(model, tree, trunk_ids)
+        if runs := shared_runs(tree, cut, by_prompt.values()):
+            prefill(model, tree, trunk, runs)
+        room = max(row.sampling.max_tokens for row in rows)
+        filled = prefill(model, tree, trunk, list(by_prompt), rows=len(rows), room=room)
+        decode(model, tree, masks, trunk, filled, first_nodes(rows, masks, filled.prompts))
+    finally:
+        tree.trim()
 
 
 def first_nodes(rows: list[Row], masks: Masks, prompts: list[Ids]) -> list[tuple[int, Node]]:
@@ -318,15 +314,20 @@ def arrange(nodes: list[tuple[int, Node]], cache: SuffixCache, padding: torch.Te
     return [(place, node) for place, node in enumerate(seats) if node is not None]
 
 
-def like_lengths(lengths: list[int], waste: float = 1.35, least: int = 4) -> list[tuple[int, int]]:
+def slices(
+    lengths: list[int], most: Callable[[int], int], waste: float = 1.35, least: int = 4
+) -> list[tuple[int, int]]:
     """Cut ascending lengths into spans [first, last) so that padding a span to its longest wastes little.
 
-    A span goes on while the next length is within `waste` of its shortest, and at least until `least` are in it.
+    A span goes on while the next length is within `waste` of its shortest, and at least until `least` are in it; but it
+    holds at most `most(longest)`, or one.
     """
     spans = []
     first = 0
     for index in range(1, len(lengths) + 1):
-        if index == len(lengths) or (lengths[index] > waste * lengths[first] and index - first >= least):
+        full = index < len(lengths) and index - first >= max(1, most(lengths[index]))
+        unlike = index < len(lengths) and lengths[index] > waste * lengths[first] and index - first >= least
+        if index == len(lengths) or full or unlike:
             spans.append((first, index))
             first = index
     return spans

@@ -49,6 +49,7 @@ class LocalEngine:
         chat_template: bool = True,
         context_length: int = 2048,
         max_batch: int = 64,
+        prefix_tokens: int = 8192,
         around: Callable[[], Any] | None = None,
     ) -> None:
         self.model = loaded.model
@@ -63,7 +64,7 @@ class LocalEngine:
         )
         self._max_batch = max_batch
         self._around = around or _nothing
-        self._prefixes = PrefixTree()
+        self._prefixes = PrefixTree(prefix_tokens)
         self._queue: list[tuple[Row, GenerateRequest, asyncio.Future[Generation]]] = []
         self._pump: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midflight-engine")
@@ -154,13 +155,16 @@ class LocalEngine:
         )
 
     def set_version(self, version: int) -> None:
-        """Say that the model's weights changed: the version rises and the prefix cache is emptied."""
+        """Say that the model's weights changed: the version rises and the prefix tree is emptied."""
         self.weights_version = version
         self.forget()
 
     def forget(self) -> None:
-        """Empty the prefix cache and hand freed memory back to the system."""
-        self._prefixes.clear()
+        """Empty the prefix tree and hand freed memory back to the system.
+
+        Waits for a batch in the making, whose requests may have been cancelled: it uses model and tree to its end.
+        """
+        self._worker.submit(self._prefixes.clear).result()
         _give_back()
 
     @torch.inference_mode()

@@ -74,6 +74,10 @@ class Masks:
         """
         return torch.from_numpy(np.stack([self.at(grammar, ids, position) for position in range(len(ids))]))
 
+    def forget_replays(self) -> None:
+        """Drop the masks kept by `replay` and `at`: an update's rows do not come back after it."""
+        self._replayed.cache_clear()
+
     def at(self, grammar: str, ids: tuple[int, ...], position: int) -> np.ndarray:
         """Boolean [vocabulary]: the mask `ids[position]` was drawn under.
 

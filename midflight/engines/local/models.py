@@ -7,7 +7,6 @@ takes seconds.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import tempfile
@@ -85,6 +84,17 @@ def resolve(name: str) -> str:
     return str(_converted_embedded()) if name == EMBEDDED else name
 
 
+def _unsupported(config: Any) -> str | None:
+    """What about a model Midflight's attention would get wrong without a word."""
+    if getattr(config, "final_logit_softcapping", None):
+        return "it caps its logits, which is not supported"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if windowed if not kinds else kinds - {"full_attention"}:
+        return f"it has layers of other kinds than full attention ({', '.join(sorted(kinds)) or 'a sliding window'})"
+    return None
+
+
 def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedModel:
     """Load a model for sampling.
 
@@ -107,15 +117,9 @@ def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedMo
         raise ModelError(
             f"model.name={name}: cannot be loaded; give {EMBEDDED}, a Hub name, or a folder ({line})"
         ) from error
-    if getattr(model.config, "final_logit_softcapping", None):
-        raise ModelError(f"model.name={name}: models that cap their logits are not supported; choose another")
+    if reason := _unsupported(model.config):
+        raise ModelError(f"model.name={name}: {reason}; choose a model whose layers all attend to the whole past")
     model.set_attn_implementation(attention.NAME)
     placed: Any = model
     placed.to(target).eval().requires_grad_(False)
     return LoadedModel(name=name, model=placed, tokenizer=tokenizer, device=target)
-
-
-def read_base_name(folder: Path) -> str:
-    """Name of the base model an adapter folder was trained from."""
-    config = json.loads((folder / "adapter_config.json").read_text())
-    return str(config["base_model_name_or_path"])

@@ -7,6 +7,8 @@ whole past, so what it holds is what the model would compute for those ids.
 
 from __future__ import annotations
 
+import heapq
+
 import torch
 
 Ids = tuple[int, ...]
@@ -27,7 +29,7 @@ class PrefixTree:
         most_tokens: how many tokens `trim` leaves.
     """
 
-    def __init__(self, most_tokens: int = 8192) -> None:
+    def __init__(self, most_tokens: int) -> None:
         self._most = most_tokens
         self._clock = 0
         self.clear()
@@ -81,14 +83,24 @@ class PrefixTree:
         return upper
 
     def trim(self) -> None:
-        """Drop the ends of paths, least recently used first, until at most `most_tokens` are left."""
+        """Cut ends of paths off, least recently used first, until at most `most_tokens` are left."""
+        leaves = [(leaf.used, number, leaf) for number, leaf in enumerate(self._leaves())]
+        heapq.heapify(leaves)
+        number = len(leaves)
         while self.tokens > self._most:
-            for leaf in sorted(self._leaves(), key=lambda node: node.used):
-                if self.tokens <= self._most:
-                    return
-                assert leaf.parent is not None
-                del leaf.parent.children[leaf.ids[0]]
-                self.tokens -= len(leaf.ids)
+            leaf = heapq.heappop(leaves)[2]
+            over = self.tokens - self._most
+            parent = leaf.parent
+            assert parent is not None and leaf.kept is not None
+            if over < len(leaf.ids):
+                leaf.ids, leaf.kept = leaf.ids[:-over], leaf.kept[..., :-over, :].clone()
+                self.tokens -= over
+                return
+            del parent.children[leaf.ids[0]]
+            self.tokens -= len(leaf.ids)
+            if not parent.children and parent is not self._root:
+                number += 1
+                heapq.heappush(leaves, (parent.used, number, parent))
 
     def _leaves(self) -> list[_Node]:
         found, open_nodes = [], list(self._root.children.values())

@@ -1,0 +1,53 @@
+"""A run keeps its recipe, and copies of the files it names."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from midflight.config import Recipe, load_recipe
+from midflight.errors import UserError
+from midflight.resuming import check_run_folder, first_change, read_recipe, save_recipe
+from midflight.store import RunFolder
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.txt"
+    file.write_text("Question: x\nTurn 1: finish\n")
+    return file
+
+
+def recipe(examples: Path) -> Recipe:
+    return load_recipe("quickstart", [f"agent.planner.examples={examples}", "training.steps=3"])
+
+
+def test_a_moved_run_reads_its_own_copies(examples: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run").create()
+    save_recipe(recipe(examples), folder)
+    moved = tmp_path / "elsewhere" / "run"
+    shutil.move(folder.path, moved.parent / "run")
+    examples.unlink()
+    own = load_recipe(str(moved))
+    assert own.agent.planner.examples == str(moved.resolve() / "inputs" / "agent-planner-mine.txt")
+    assert Path(own.agent.planner.examples).read_text() == "Question: x\nTurn 1: finish\n"
+    assert own.training.steps == 3
+    save_recipe(own, RunFolder(moved))  # as a resume does
+    assert load_recipe(str(moved)) == own
+
+
+def test_files_are_compared_by_what_they_hold(examples: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run").create()
+    save_recipe(recipe(examples), folder)
+    assert first_change(read_recipe(folder.recipe), recipe(examples)) is None
+    check_run_folder(folder.path, recipe(examples), resume=True)
+    examples.write_text("Question: y\nTurn 1: finish\n")
+    assert first_change(read_recipe(folder.recipe), recipe(examples)) == (
+        "agent.planner.examples",
+        str(folder.inputs.resolve() / "agent-planner-mine.txt"),
+        str(examples),
+    )
+    with pytest.raises(UserError, match=r"agent.planner.examples = .*mine.txt: the run in .* a run keeps its recipe"):
+        check_run_folder(folder.path, recipe(examples), resume=True)
