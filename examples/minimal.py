@@ -15,5 +15,6 @@ def stock(item: str) -> int:
 
 tasks = [Task(id=item, question=f"How many {item} do we have?", answer=str(count)) for item, count in STOCK.items()]
 
-train_on(tasks[:5], [stock], eval_tasks=tasks[5:], steps=5, run_dir="runs/stock")
+plain = ["model.chat_template=false", "agent.grounded=true"]  # suits a small model: quote the question in tool calls
+train_on(tasks[:5], [stock], eval_tasks=tasks[5:], steps=5, run_dir="runs/stock", overrides=plain)
 print("Try: midflight report runs/stock")

@@ -84,13 +84,18 @@ def train_on(
             raise UserError(f"override {override}: does nothing here; give the questions as tasks and eval_tasks")
     folder = Path(run_dir)
     recipe = recipe_for(tools, name=folder.name, model=model, steps=steps, max_turns=max_turns, overrides=overrides)
-    return train(
-        recipe,
-        folder,
-        resume=resume,
-        progress=Progress(),
-        evaluate_ends=bool(eval_tasks),
-        tools=tools,
-        tasks=tasks,
-        eval_tasks=eval_tasks or None,
-    )
+    progress = Progress()
+    try:
+        return train(
+            recipe,
+            folder,
+            resume=resume,
+            progress=progress,
+            evaluate_ends=bool(eval_tasks),
+            tools=tools,
+            tasks=tasks,
+            eval_tasks=eval_tasks or None,
+        )
+    except KeyboardInterrupt:
+        progress.note(f"interrupted; go on with the same program and train_on(..., resume=True) ({folder})")
+        raise

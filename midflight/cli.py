@@ -61,6 +61,12 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except UserError as error:
         return _fail(str(error), 2)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("midflight"):
+            raise
+        return _fail(f"{error.name} is not installed; run pip install 'midflight[train,tools,engines]'", 2)
+    except PermissionError as error:
+        return _fail(f"{error.filename}: {error.strerror}; name a folder that you may write, or change its rights", 2)
     except (EngineError, InfrastructureError, PromptTooLong, TrainingStopped) as error:
         return _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):

@@ -87,3 +87,18 @@ def test_an_error_inside_a_bar_gives_the_terminal_back() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_passing_bar_leaves_nothing_and_is_silent_off_a_terminal() -> None:
+    plain = io.StringIO()
+    with Progress(plain).bar("step 1/2: rollouts", 4, passing=True) as bar:
+        bar.advance(4)
+    assert plain.getvalue() == ""
+    terminal = Terminal()
+    progress = Progress(terminal)
+    with progress.bar("step 1/2: rollouts", 4, passing=True) as bar:
+        bar.advance(4)
+        progress.note("in between")
+    assert "step 1/2: rollouts" in terminal.getvalue() and "in between" in terminal.getvalue()
+    last = terminal.getvalue().rpartition("\x1b[2K")[2]  # what is drawn after the last line was erased
+    assert "rollouts" not in last

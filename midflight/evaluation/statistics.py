@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from midflight.agent.types import ErrorKind, StopReason, Trajectory, Turn
+from midflight.errors import UserError
 from midflight.evaluation.intervals import bootstrap_mean
 from midflight.tasks.base import Task
 
@@ -94,8 +95,15 @@ class EvaluationResult:
 
     @classmethod
     def load(cls, path: str | Path) -> EvaluationResult:
-        """Read what `save` wrote."""
-        return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        """Read what `save` wrote.
+
+        Raises:
+            UserError: the file holds something else.
+        """
+        try:
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: not an evaluation ({error!r}); remove it to have it made again") from error
 
 
 def summarise(scored: Sequence[Scored], *, resamples: int = 2000, seed: int = 0) -> EvaluationResult:

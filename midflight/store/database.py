@@ -39,7 +39,7 @@ class NewTrajectory:
     """A trajectory to write, with its place in the run."""
 
     phase: str
-    """What it was made for: `train`, `before`, `after`, `solve`."""
+    """What it was made for: `train`, `before`, `after`, or `interrupted` (of a step that Ctrl-C ended)."""
     step: int | None
     """Training step; None outside training."""
     group: str
@@ -49,7 +49,7 @@ class NewTrajectory:
     task: Task
     trajectory: Trajectory
     reward: float | None = None
-    """None where nothing was scored (infrastructure failures in training, `solve`)."""
+    """None where nothing was scored (infrastructure failures in training)."""
     advantage: float | None = None
 
 

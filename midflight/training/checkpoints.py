@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from midflight.errors import UserError
 from midflight.store.folder import whole_checkpoints
 from midflight.training.policy import Policy
 
@@ -75,8 +76,19 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Restore weights and optimizer from `folder`; returns the state saved with them."""
-    policy.load(folder)
-    optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    """Restore weights and optimizer from `folder`; returns the state saved with them.
+
+    Raises:
+        UserError: a file in it is missing, damaged or of another model.
+    """
+    try:
+        policy.load(folder)
+        optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+        state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    except Exception as error:  # the boundary to files that may hold anything: each reader has errors of its own
+        reason = " ".join(str(error).split())[:160]
+        raise UserError(
+            f"checkpoint {folder}: cannot be read ({type(error).__name__}: {reason}); remove it to go on from the one "
+            "before"
+        ) from error
     return state

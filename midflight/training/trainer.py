@@ -117,16 +117,18 @@ class Trainer:
         self.stream = TaskStream(_source(recipe, tasks), recipe.seed, self.settings.curriculum)
         toolset = toolset_of(recipe, tools)
         progress.note(f"loading {recipe.model.name}")
-        own = load_named(recipe, recipe.model.name)
         lora = recipe.model.lora
         others = recipe.agent.has_frozen_models
-        with quiet_peft():
+        with progress.bar("loading sampler and policy", 2, passing=True) as bar, quiet_peft():
+            own = load_named(recipe, recipe.model.name)
+            bar.advance()
             self.policy = Policy(
                 load_named(recipe, recipe.model.name),
                 lora=(lora.rank, lora.alpha) if lora else None,
                 reference=self.settings.kl_beta > 0 or others,
                 seed=derive(recipe.seed, "adapter"),
             )
+            bar.advance()
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(),
             lr=self.settings.learning_rate,

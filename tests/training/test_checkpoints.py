@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from midflight.errors import UserError
 from midflight.training.checkpoints import (
     list_checkpoints,
     load_checkpoint,
@@ -118,3 +119,11 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
         save(tmp_path, step)
     assert steps(tmp_path) == [99_999, 100_000]
     assert steps(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("name", ["weight.pt", "optimizer.pt", "state.json"])
+def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path, 3)
+    (folder / name).write_bytes(b"{")
+    with pytest.raises(UserError, match=rf"checkpoint {folder}: cannot be read \(.*remove it to go on from the one be"):
+        load_checkpoint(folder, *made())

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 from pydantic import Field
+from safetensors.torch import load_file
 
 from midflight.api import recipe_for
 from midflight.config import Recipe, RecipeError
@@ -125,6 +126,22 @@ def test_a_log_prob_that_is_no_number_stops_the_run_before_a_weight_moves(
     with pytest.raises(TrainingStopped, match="sampler and trainer disagree: log-prob .* nan in the trainer"):
         run(recipe(model), tmp_path / "run")
     assert steps == []
+
+
+def test_groups_without_signal_leave_the_weights_and_their_version_alone(model: Path, tmp_path: Path) -> None:
+    from midflight.training.trainer import train
+
+    never = [Task("0", "Pick a letter.", "z"), Task("1", "Pick a letter.", "y")]
+    run_dir = tmp_path / "run"
+    train(recipe(model, steps=2), run_dir, progress=Progress(io.StringIO()), tools=[pick], tasks=never)
+    records = read_metrics(RunFolder(run_dir).metrics)
+    seen = [(one["reward"], one["groups_with_signal"], one["trained_tokens"], one["loss"]) for one in records]
+    assert seen == [(0.0, 0, 0, 0.0)] * 2
+    adapter = load_file(run_dir / "checkpoints" / "step-00002" / "adapter_model.safetensors")
+    assert all(not weight.any() for name, weight in adapter.items() if "lora_B" in name)
+    with Store(RunFolder(run_dir).store) as store:
+        found = store.trajectories(store.runs()[-1].id)
+    assert {turn.generation.weights_version for one in found for turn in one.trajectory.turns} == {0}
 
 
 def test_nothing_is_left_of_a_run_that_cannot_start(model: Path, tmp_path: Path) -> None:
