@@ -1,4 +1,4 @@
-"""The README's commands, typed into a fresh copy of the repository, with the real model and few steps."""
+"""The README's commands, typed into a fresh copy of the repository (without what git ignores), with the real model and few steps."""
 
 from __future__ import annotations
 
@@ -19,19 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FEW = ["training.steps=1", "training.warmup_steps=0", "training.queries_per_step=2", "training.group_size=2"]
 
 
-def tracked() -> list[str]:
-    """What a clone would hold, with the changes that are not committed yet."""
-    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-
-
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("clone")
-    for name in tracked():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    folder = tmp_path_factory.mktemp("clone") / "midflight"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "build", "dist"))
     return folder
 
 
