@@ -1,4 +1,4 @@
-"""The README's commands, typed into a fresh copy of the repository (without what git ignores), with the real model and few steps."""
+"""The README's commands, typed into a copy of what a clone holds, with the real model and few steps."""
 
 from __future__ import annotations
 
