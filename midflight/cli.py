@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from midflight import __version__, recipes
+from midflight.agent.prompting import cut_middle
 from midflight.config import Recipe, load_recipe
 from midflight.engines.base import EngineError, PromptTooLong
 from midflight.errors import TrainingStopped, UserError
@@ -40,6 +41,8 @@ ClickException: type[BaseException] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 """Base of what typer raises for a wrong command line; newer versions carry their own click."""
+MOST_CHARACTERS = 1000
+"""Of an error's line."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
@@ -65,8 +68,10 @@ def run(arguments: Sequence[str]) -> int:
         if error.name is None or error.name.startswith("midflight"):
             raise
         return _fail(f"{error.name} is not installed; run pip install 'midflight[train,tools,engines]'", 2)
-    except PermissionError as error:
-        return _fail(f"{error.filename}: {error.strerror}; name a folder that you may write, or change its rights", 2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}; name another file or folder, or change its rights", 2)
     except (EngineError, InfrastructureError, PromptTooLong, TrainingStopped) as error:
         return _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
@@ -77,7 +82,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print("midflight: " + " ".join(message.split()), file=sys.stderr)
+    """Print one line: control characters, which a terminal would obey, are spelt out, and the middle may be cut."""
+    line = cut_middle(" ".join(message.split()), MOST_CHARACTERS)
+    print("midflight: " + "".join(one if one.isprintable() else repr(one)[1:-1] for one in line), file=sys.stderr)
     return code
 
 

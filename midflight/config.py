@@ -20,7 +20,7 @@ class Section(BaseModel):
 
 
 class LoraConfig(Section):
-    rank: int = Field(default=16, ge=1)
+    rank: int = Field(default=16, ge=1, le=65_536)
     """Rank of the two adapter matrices."""
     alpha: float = Field(default=32.0, gt=0)
     """The adapter's output is scaled by alpha / rank."""
@@ -35,7 +35,7 @@ class ModelConfig(Section):
     """`auto` takes CUDA when there is one."""
     chat_template: bool = True
     """False joins messages as plain text, for small models that do better on it."""
-    context_length: int = Field(default=2048, ge=64)
+    context_length: int = Field(default=2048, ge=64, le=100_000_000)
     """Tokens of prompt and continuation together; bounded by the model's own limit."""
     max_batch: int = Field(default=64, ge=1)
     """Requests the engine decodes together."""
@@ -158,7 +158,7 @@ class TrainingConfig(Section):
     """Weight of the mean entropy bonus on trained tokens."""
     epochs: int = Field(default=1, ge=1)
     """Passes over one batch; the behaviour log-probs stay."""
-    refill_factor: float = Field(default=1.0, ge=1.0)
+    refill_factor: float = Field(default=1.0, ge=1.0, le=100.0)
     """Draw more queries while groups lack signal, up to this many times `queries_per_step`."""
     pack_tokens: int = Field(default=2048, ge=64)
     """Most new tokens in one forward of the update, unless one row alone has more."""

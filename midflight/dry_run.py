@@ -65,7 +65,7 @@ def shape_of(name: str) -> ModelShape | None:
     """The shape of a model from its config.json on this machine; None when there is none to read."""
     if name == EMBEDDED_MODEL:
         return EMBEDDED_SHAPE
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if (folder / "recipe.yaml").is_file():
         recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
         base = str(recipe.get("model", {}).get("name", EMBEDDED_MODEL))

@@ -71,7 +71,8 @@ class Progress:
         self.note(step_line(record, total_steps, eta_seconds))
 
     def note(self, text: str) -> None:
-        """One line of text, as it is."""
+        """One line of text; control characters are spelt out."""
+        text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
         if self._console is not None:
             self._console.print(Text(text), soft_wrap=True)
         else:

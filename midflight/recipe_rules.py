@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -69,7 +70,7 @@ def check_model_name(name: str, key: str) -> None:
     """
     if name == EMBEDDED_MODEL:
         return
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.is_dir():
         if not any((folder / part).exists() for part in MODEL_FILES):
             raise RecipeError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import math
+import os
 import re
 import types
 import typing
@@ -102,7 +103,15 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def _parse(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
+    """Plain values of a YAML text. Raises yaml.YAMLError or RecipeError."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except (RecipeError, yaml.YAMLError):
+        raise
+    except RecursionError:
+        raise RecipeError("not YAML: nested too deeply") from None
+    except (ValueError, OverflowError) as error:  # such as the date 2024-99-99
+        raise RecipeError(f"not YAML: a value cannot be read ({error})") from None
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
@@ -172,7 +181,7 @@ def anchor_paths(data: dict[str, Any], folder: Path) -> None:
     for key in PATH_KEYS:
         section, value = path_at(data, key)
         if section is not None and value is not None:
-            section[key[-1]] = str(folder / Path(value).expanduser())
+            section[key[-1]] = str(folder / os.path.expanduser(value))
 
 
 def path_at(data: dict[str, Any], key: tuple[str, ...]) -> tuple[dict[str, Any] | None, str | None]:

@@ -25,8 +25,7 @@ def check_run_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
     Raises:
         UserError: one line with what to do.
     """
-    if path.exists() and not path.is_dir():
-        raise UserError(f"--run-dir {path}: is a file; name a folder")
+    _check_place(path)
     if not resume:
         if path.is_dir() and any(path.iterdir()):
             raise UserError(
@@ -49,6 +48,19 @@ def check_run_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
             f"{key} = {show(now)}: the run in {path} has {show(was)}; a run keeps its recipe: go on with "
             f"midflight train {path} --resume, or start another with --run-dir"
         )
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a path at which no folder can be or be made."""
+    try:
+        there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+        is_folder = there.is_dir()
+    except (OSError, ValueError) as error:
+        raise UserError(f"--run-dir {path}: cannot be a folder ({error}); name another") from None
+    if not is_folder:
+        raise UserError(f"--run-dir {path}: {'' if there == path else f'{there} '}is a file; name a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"--run-dir {path}: {there} cannot be written; name another folder or change its rights")
 
 
 def read_recipe(file: Path) -> Recipe:

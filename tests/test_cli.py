@@ -302,3 +302,40 @@ def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytes
     assert capsys.readouterr().err.endswith("\nmidflight: no answer: finished: the agent ended without one\n")
     assert closed == [True, True, True]
     assert run(["solve", "Capital of Peru?", "train_tasks.family=gone.jsonl"]) == 0  # draws no task, needs no file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "quickstart", "training.steps=\x1b[2J"], "\\x1b[2J"),
+        (["train", "a\x1b[31m\x00"], "recipe a\\x1b[31m\\x00: no such file or recipe"),
+        (["train", "a" * 5000], "File name too long"),
+        (["train", "quickstart", "seed=" + "[" * 3000], "nested too deeply"),
+        (["train", "quickstart", "seed=2024-99-99"], "a value cannot be read"),
+        (["train", "quickstart", "seed=" + "9" * 5000], "a value cannot be read"),
+        (["train", "quickstart", "training.refill_factor=1e308"], "training.refill_factor = 1.0e+308: "),
+        (["train", "quickstart", "agent.planner.examples=~nouser/x"], "no such file"),
+        (["train", "quickstart", "--run-dir", "/dev/null/x"], "--run-dir /dev/null/x: /dev/null is a file"),
+        (["train", "quickstart", "--run-dir", "/proc/nope/x\x00"], "embedded null byte"),
+    ],
+)
+def test_hostile_input_is_one_printable_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    line = capsys.readouterr().err
+    assert said in line and line.startswith("midflight: ") and len(line) < 1200
+    assert line.endswith("\n") and line[:-1].isprintable()
+
+
+def test_a_folder_that_loops_or_a_pipe_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert run(["train", "quickstart", "--run-dir", str(loop)]) == 2
+    os.mkfifo(tmp_path / "q.jsonl")
+    source = [f"train_tasks.family={tmp_path / 'q.jsonl'}", "training.curriculum=null"]
+    assert run(["train", "quickstart", *source, "--dry-run"]) == 2
+    looped, pipe = capsys.readouterr().err.splitlines()
+    assert looped.startswith(f"midflight: --run-dir {loop}: ") and "cannot read: not a regular file" in pipe

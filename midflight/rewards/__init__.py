@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from midflight.rewards.exact import exact
 from midflight.rewards.numeric import numeric
@@ -26,10 +29,18 @@ def checker_fault(name: str, options: Mapping[str, Any]) -> str | None:
     """Why a task cannot use this checker with these options, on one line; None when it can."""
     if name not in CHECKERS:
         return f"unknown checker {name!r}; valid: {', '.join(CHECKERS)}"
+    hints = get_type_hints(CHECKERS[name])
     valid = [p.name for p in inspect.signature(CHECKERS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         if option not in valid:
             return f"checker {name!r} has no option {option!r}; valid: {', '.join(valid)}"
+        value = options[option]
+        if isinstance(value, int | float) and not 0 <= value <= sys.float_info.max:
+            return f"checker {name!r}: {option} must be a finite number of at least 0"
+        try:
+            TypeAdapter(hints[option]).validate_python(value, strict=True)
+        except ValidationError as error:
+            return f"checker {name!r}: {option}: {error.errors()[0]['msg']}"
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from midflight.agent.prompting import cut_middle
 from midflight.errors import UserError
 from midflight.rewards import checker_fault, score
 from midflight.tasks.base import Task
@@ -39,6 +40,8 @@ def load_tasks(path: str | Path) -> list[Task]:
         TaskFileError: unreadable or empty file, bad JSON, a missing or unknown key, a value of the wrong type, an
             unknown checker or option, an answer its own checker refuses, or an id used twice.
     """
+    if Path(path).exists() and not Path(path).is_file():
+        raise TaskFileError(f"{path}: cannot read: not a regular file")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -96,4 +99,4 @@ def _reason(error: ValidationError) -> str:
         return f"key {key!r} is missing"
     if first["type"] == "extra_forbidden":
         return f"unknown key {key!r}; valid: {', '.join(_Row.model_fields)}"
-    return f"key {key!r}: {first['msg']}, not {first['input']!r}"
+    return f"key {key!r}: {first['msg']}, not {cut_middle(repr(first['input']), 80)}"

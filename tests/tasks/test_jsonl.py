@@ -76,3 +76,23 @@ def test_bad_files(tmp_path: Path) -> None:
     (tmp_path / "latin.jsonl").write_bytes(b'\n{"id": "\xe9"}')
     with pytest.raises(TaskFileError, match=r"latin\.jsonl:2: not UTF-8"):
         load_tasks(tmp_path / "latin.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("checker", "options", "said"),
+    [
+        ("exact", {"aliases": "abc"}, "aliases"),
+        ("exact", {"aliases": [1]}, "aliases"),
+        ("numeric", {"relative_tolerance": -1}, "relative_tolerance must be a finite number of at least 0"),
+        ("numeric", {"relative_tolerance": 10**400}, "relative_tolerance must be a finite number of at least 0"),
+        ("numeric", {"absolute_tolerance": "1"}, "absolute_tolerance"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused(
+    tmp_path: Path, checker: str, options: dict[str, object], said: str
+) -> None:
+    file = tmp_path / "q.jsonl"
+    row = {"id": "1", "question": "a", "answer": "5", "checker": checker, "checker_options": options}
+    file.write_text(json.dumps(row) + "\n")
+    with pytest.raises(TaskFileError, match=f":1: checker '{checker}': {said}"):
+        load_tasks(file)
