@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from midflight.config import Recipe, resolved
 from midflight.recipe_rules import EMBEDDED_MODEL
+from midflight.resuming import read_recipe
 from midflight.training.packing import SCORED_AT_ONCE
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -67,20 +66,21 @@ def shape_of(name: str) -> ModelShape | None:
         return EMBEDDED_SHAPE
     folder = Path(os.path.expanduser(name))
     if (folder / "recipe.yaml").is_file():
-        recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
-        base = str(recipe.get("model", {}).get("name", EMBEDDED_MODEL))
+        base = read_recipe(folder / "recipe.yaml").model.name
         return shape_of(base) if base != name else None
     places = [folder / "config.json"]
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     places += sorted((home / "hub" / f"models--{name.replace('/', '--')}" / "snapshots").glob("*/config.json"))
     for place in places:
         if place.is_file():
-            return _read_shape(json.loads(place.read_text(encoding="utf-8")))
+            return _read_shape(place)
     return None
 
 
-def _read_shape(config: Mapping[str, Any]) -> ModelShape | None:
+def _read_shape(place: Path) -> ModelShape | None:
+    """None where the file is damaged or of another kind of model: loading will say more."""
     try:
+        config = json.loads(place.read_text(encoding="utf-8"))
         heads = int(config["num_attention_heads"])
         hidden = int(config["hidden_size"])
         return ModelShape(
@@ -93,7 +93,7 @@ def _read_shape(config: Mapping[str, Any]) -> ModelShape | None:
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", False)),
         )
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
 
 
@@ -177,7 +177,7 @@ def describe(recipe: Recipe) -> str:
     shape = shape_of(recipe.model.name)
     parts += ["", "Memory"]
     if shape is None:
-        parts.append(f"  not known: {recipe.model.name} has no config.json on this machine yet")
+        parts.append(f"  not known: {recipe.model.name} has no config.json that can be read on this machine")
     else:
         rows = memory(recipe, shape)
         rows.append(("at the peak", peak(rows), "sampling and update take turns; Python itself adds about 0.5 GB"))

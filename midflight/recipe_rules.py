@@ -39,6 +39,7 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     Raises:
         RecipeError: the first broken rule.
     """
+    _check_name(recipe)
     _check_model(recipe)
     _check_tools(recipe, own_tools)
     _check_modules(recipe)
@@ -52,6 +53,12 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
 def is_task_file(family: str) -> bool:
     """Whether `family` is a path to a JSONL file, not the name of a built-in family."""
     return family.endswith((".jsonl", ".json")) or "/" in family
+
+
+def _check_name(recipe: Recipe) -> None:
+    name = recipe.name
+    if not name.strip(". ") or not name.isprintable() or "/" in name:
+        raise RecipeError(f"name = {name!r}: run folders are called after it; give a word without slashes")
 
 
 def _check_model(recipe: Recipe) -> None:

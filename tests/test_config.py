@@ -336,3 +336,10 @@ def test_examples_that_are_not_text_are_refused(small: Path, tmp_path: Path) -> 
     said = refused(small, f"agent.planner.examples={file}")
     assert said.startswith(f"agent.planner.examples = {file}: cannot be read ('utf-8' codec")
     assert said.endswith("; give a text file in UTF-8")
+
+
+@pytest.mark.parametrize("name", ["../x", "", " ", "..", "a\x1bb"])
+def test_a_name_that_makes_no_folder_is_refused(small: Path, name: str) -> None:
+    assert refused(small, f"name={json.dumps(name)}") == (
+        f"name = {name!r}: run folders are called after it; give a word without slashes"
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from midflight.config import load_recipe
 from midflight.dry_run import CACHE, EMBEDDED_SHAPE, batch_arithmetic, describe, memory, peak, shape_of
 
@@ -70,7 +72,14 @@ def test_another_model_is_read_from_its_config(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_here_has_no_size() -> None:
     text = describe(load_recipe("four-llm", ["model.name=nobody/none"]))
-    assert "not known: nobody/none has no config.json on this machine yet" in text
+    assert "not known: nobody/none has no config.json that can be read on this machine" in text
+
+
+@pytest.mark.parametrize("config", ["{", "[]", '{"num_attention_heads": "x"}', '{"num_attention_heads": 0}', "{}"])
+def test_a_damaged_model_has_no_size(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert shape_of(str(tmp_path)) is None
+    assert "has no config.json that can be read" in describe(load_recipe("quickstart", [f"model.name={tmp_path}"]))
 
 
 def test_the_cache_holds_the_shared_prefix_once_and_the_peak_counts_one_phase() -> None:

@@ -79,6 +79,8 @@ def _parse(line: str) -> Task:
         parsed = _Row.model_validate(row)
     except ValidationError as error:
         raise ValueError(_reason(error)) from None
+    if not parsed.question.strip():
+        raise ValueError("key 'question' is blank")
     fault = checker_fault(parsed.checker, parsed.checker_options)
     if fault is not None:
         raise ValueError(fault)

@@ -96,3 +96,10 @@ def test_options_of_the_wrong_kind_are_refused(
     file.write_text(json.dumps(row) + "\n")
     with pytest.raises(TaskFileError, match=f":1: checker '{checker}': {said}"):
         load_tasks(file)
+
+
+def test_a_blank_question_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"id": "1", "question": " ", "answer": "5", "checker": "exact"}) + "\n")
+    with pytest.raises(TaskFileError, match=":1: key 'question' is blank"):
+        load_tasks(file)
