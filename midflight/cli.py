@@ -21,6 +21,7 @@ from midflight.agent.prompting import cut_middle
 from midflight.config import Recipe, load_recipe
 from midflight.engines.base import EngineError, PromptTooLong
 from midflight.errors import TrainingStopped, UserError
+from midflight.rendering import printable
 from midflight.resuming import check_run_folder
 from midflight.store.folder import RunFolder, whole_checkpoints
 from midflight.tools.base import InfrastructureError
@@ -82,9 +83,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    """Print one line: control characters, which a terminal would obey, are spelt out, and the middle may be cut."""
-    line = cut_middle(" ".join(message.split()), MOST_CHARACTERS)
-    print("midflight: " + "".join(one if one.isprintable() else repr(one)[1:-1] for one in line), file=sys.stderr)
+    """Print one line; of a very long one the middle is cut, since its end says what to do."""
+    print(f"midflight: {printable(cut_middle(' '.join(message.split()), MOST_CHARACTERS))}", file=sys.stderr)
     return code
 
 

@@ -17,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from midflight.rendering import printable
+
 
 class Bar(Protocol):
     """A count on its way to a total."""
@@ -71,8 +73,8 @@ class Progress:
         self.note(step_line(record, total_steps, eta_seconds))
 
     def note(self, text: str) -> None:
-        """One line of text; control characters are spelt out."""
-        text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+        """One line of text."""
+        text = printable(text)
         if self._console is not None:
             self._console.print(Text(text), soft_wrap=True)
         else:

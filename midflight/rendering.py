@@ -1,4 +1,4 @@
-"""Turns as people read them: while a run goes on, and in its report.
+"""Turns, and foreign text in general, as people read them: while a run goes on, and in its report.
 
 Invariant: tool output and model text are data: the terminal does not act on control characters in them.
 """
@@ -44,7 +44,12 @@ def _says_more(turn: Turn) -> bool:
     return turn.action is None or len(arguments) != 1 or str(arguments[0]).strip() != turn.action.context.strip()
 
 
+def printable(text: str) -> str:
+    """`text` with `?` for each control character: a terminal has nothing to act on."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 def plain(text: str, limit: int = 300) -> str:
     """Foreign text on one line of at most `limit` characters: white space folded, control characters as `?`."""
-    safe = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+    safe = printable(" ".join(text.split()))
     return safe if len(safe) <= limit else safe[: limit - 3] + "..."

@@ -297,9 +297,10 @@ def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytes
     assert said.out == "Turn 1    capital: Peru\n  result  Lima\n\nLima\n"
     assert said.err == "loading smollm2-135m\n"
     assert run(["solve", "fail"]) == 1
-    assert capsys.readouterr().err.endswith("\nmidflight: no answer: infrastructure: engine down\n")
+    loading = "loading smollm2-135m\n"
+    assert capsys.readouterr().err == f"{loading}midflight: no answer: infrastructure: engine down\n"
     assert run(["solve", "empty"]) == 1
-    assert capsys.readouterr().err.endswith("\nmidflight: no answer: finished: the agent ended without one\n")
+    assert capsys.readouterr().err == f"{loading}midflight: no answer: finished: the agent ended without one\n"
     assert closed == [True, True, True]
     assert run(["solve", "Capital of Peru?", "train_tasks.family=gone.jsonl"]) == 0  # draws no task, needs no file
 
@@ -307,8 +308,8 @@ def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train", "quickstart", "training.steps=\x1b[2J"], "\\x1b[2J"),
-        (["train", "a\x1b[31m\x00"], "recipe a\\x1b[31m\\x00: no such file or recipe"),
+        (["train", "quickstart", "training.steps=\x1b[2J"], "override training.steps=?[2J: "),
+        (["train", "a\x1b[31m\x00"], "recipe a?[31m?: no such file or recipe"),
         (["train", "a" * 5000], "File name too long"),
         (["train", "quickstart", "seed=" + "[" * 3000], "nested too deeply"),
         (["train", "quickstart", "seed=2024-99-99"], "a value cannot be read"),
