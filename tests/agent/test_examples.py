@@ -1,5 +1,6 @@
 """Which worked examples a question is shown."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,11 @@ def test_shipped_examples_tell_no_held_out_country() -> None:
     assert len(Examples(text).blocks) == 17
     asked = {task.question for kind in KINDS for task in atlas_tasks("test", 204, 0, [kind])}
     assert not any(question in text for question in asked)
+
+
+def test_the_plain_examples_are_the_shipped_ones_with_results_in_place_of_references() -> None:
+    blocks = []
+    for block in Examples(SHIPPED.read_text(encoding="utf-8")).blocks:
+        results = re.findall(r"^Result: (.*)$", block, re.MULTILINE)
+        blocks.append(re.sub(r"#(\d)", lambda found, results=results: results[int(found[1]) - 1], block))
+    assert SHIPPED.with_name("atlas-plain.txt").read_text(encoding="utf-8") == "\n".join(blocks)
