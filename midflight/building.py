@@ -84,7 +84,12 @@ def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine |
             nearest_examples=agent.planner.nearest_examples,
             grammar=agent.planner.grammar,
             grounded=agent.grounded,
-            sampling=Sampling(temperature=temperature, max_tokens=agent.planner.max_tokens),
+            sampling=Sampling(
+                temperature=temperature,
+                top_p=agent.planner.top_p,
+                top_k=agent.planner.top_k,
+                max_tokens=agent.planner.max_tokens,
+            ),
         ),
         LLMExecutor(other(), sampling(agent.executor)) if agent.executor.kind == "llm" else DirectExecutor(),
         LLMVerifier(other(), sampling(agent.verifier)) if agent.verifier.kind == "llm" else RuleVerifier(),

@@ -58,6 +58,10 @@ class PlannerConfig(Section):
     """In training rollouts."""
     eval_temperature: float = Field(default=0.0, ge=0)
     """In evaluation; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw from the likeliest tokens that hold this much probability. The trainer scores within the same tokens."""
+    top_k: int = Field(default=0, ge=0)
+    """Draw from this many likeliest tokens; 0 is all."""
     max_tokens: int = Field(default=48, ge=1)
     """Most new tokens a turn."""
 
@@ -136,6 +140,28 @@ class CurriculumConfig(Section):
     """Of the running success rate, a step."""
 
 
+class GigpoConfig(Section):
+    """Used by `advantage: gigpo`."""
+
+    step_weight: float = Field(default=1.0, gt=0)
+    """Weight of the comparison within turns that share a memory state."""
+    discount: float = Field(default=0.95, gt=0, le=1)
+    """Of the outcome, a turn."""
+
+
+class ShapingConfig(Section):
+    """Costs that turns take off the outcome before advantages are made; the reported reward stays the outcome."""
+
+    tool_error: float = Field(default=0.0, ge=0)
+    """For a turn whose call failed: unknown tool, wrong arguments, an error or a timeout."""
+    format_error: float = Field(default=0.0, ge=0)
+    """For a turn whose text is not an action."""
+    length: float = Field(default=0.0, ge=0)
+    """For each token drawn, forced ones left out."""
+    turn: float = Field(default=0.0, ge=0)
+    """For each turn."""
+
+
 class TrainingConfig(Section):
     steps: int = Field(default=20, ge=1)
     queries_per_step: int = Field(default=8, ge=1)
@@ -149,17 +175,40 @@ class TrainingConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    advantage: Literal["flow_grpo", "turn_normalised"] = "flow_grpo"
-    """`turn_normalised` is the released code's fault, kept for the ablation only."""
+    advantage: Literal["flow_grpo", "dr_grpo", "rloo", "reinforce_pp", "gigpo", "turn_normalised"] = "flow_grpo"
+    """See `training/advantages.py`. `turn_normalised` is the released code's fault, kept for the ablation only."""
+    gigpo: GigpoConfig = GigpoConfig()
+    shaping: ShapingConfig = ShapingConfig()
+    overlong: Literal["keep", "mask", "penalise"] = "keep"
+    """Of a trajectory with a turn cut off by `max_tokens`, or out of context: its reward counts and it trains (`keep`),
+    it counts and does not train (`mask`), or it trains with `overlong_penalty` taken off (`penalise`)."""
+    overlong_penalty: float = Field(default=1.0, gt=0)
+    loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
+    """See `training/losses.py`."""
+    weighting: Literal["trajectory", "turn", "token"] = "trajectory"
+    """What counts alike: trajectories, then the turns of each, then the tokens of each (Flow-GRPO); or all turns, then
+    the tokens of each; or all tokens."""
     clip_epsilon: float = Field(default=0.2, gt=0)
+    """Ratios below 1 - this are clipped."""
+    clip_epsilon_high: float | None = Field(default=None, gt=0)
+    """Ratios above 1 + this are clipped; null: `clip_epsilon`."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """With a negative advantage A a token's term is at least this times A; null: unbounded."""
     kl_beta: float = Field(default=0.001, ge=0)
-    """Weight of the k3 estimate of KL(policy || reference)."""
+    """Weight of KL(policy || reference)."""
+    kl_estimate: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    """`reward` takes kl_beta times the sum of the estimate over a turn's trained tokens off, as a turn reward."""
     entropy_beta: float = Field(default=0.0, ge=0)
     """Weight of the mean entropy bonus on trained tokens."""
+    importance_cap: float | None = Field(default=None, ge=1)
+    """Weigh each token by what the trainer's probability is to the sampler's, at most this; null: they are the same."""
     epochs: int = Field(default=1, ge=1)
     """Passes over one batch; the behaviour log-probs stay."""
+    mini_batches: int = Field(default=1, ge=1)
+    """Optimizer steps a pass, each on a share of the trajectories."""
     refill_factor: float = Field(default=1.0, ge=1.0, le=100.0)
-    """Draw more queries while groups lack signal, up to this many times `queries_per_step`."""
+    """Dynamic sampling: draw more queries while groups lack signal, up to this many times `queries_per_step`."""
     pack_tokens: int = Field(default=2048, ge=64)
     """Most new tokens in one forward of the update, unless one row alone has more."""
     max_drift: float = Field(default=1e-4, gt=0)

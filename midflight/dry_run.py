@@ -120,7 +120,11 @@ def batch_arithmetic(recipe: Recipe) -> list[tuple[str, int, str]]:
         ("rows a step, at most", turns, "one a planner turn"),
         ("trained tokens a step, at most", tokens, f"{turns} rows x {agent.planner.max_tokens} tokens"),
         ("model calls a step, at most", calls, calls_text),
-        ("updates", training.steps * training.epochs, f"{training.steps} steps x {training.epochs} epochs"),
+        (
+            "optimizer steps, at most",
+            training.steps * training.epochs * training.mini_batches,
+            f"{training.steps} steps x {training.epochs} epochs x {training.mini_batches} mini-batches",
+        ),
         ("rollouts of the run, at most", most * training.steps, f"{most} x {training.steps} steps"),
     ]
     if most_queries > queries:

@@ -12,8 +12,10 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from midflight.agent.examples import worked_examples
-from midflight.config import ModuleConfig, Recipe, RecipeError, TaskSource
+from midflight.config import ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
 from midflight.tasks import load_tasks
 from midflight.tasks.atlas import KINDS
 from midflight.tools import BUILTIN
@@ -204,10 +206,51 @@ def _check_training(recipe: Recipe) -> None:
             f"training.refill_factor = {training.refill_factor:g}: less than one query more than "
             f"training.queries_per_step = {queries}; set training.refill_factor={least:g} or 1"
         )
+    _check_objective(training)
     if recipe.model.dtype == "bfloat16" and training.max_drift < 1e-2:
         raise RecipeError(
             f"training.max_drift = {training.max_drift:g}: bfloat16 rounds by more, the run would stop at once; "
             f"set training.max_drift=0.05 or model.dtype=float32"
+        )
+
+
+def _check_objective(training: TrainingConfig) -> None:
+    """Refuse what the chosen advantage, loss and KL would not use."""
+    fields = type(training).model_fields
+
+    def changed(key: str) -> bool:
+        return bool(getattr(training, key) != fields[key].default)
+
+    def refuse(key: str, with_key: str, instead: str) -> None:
+        value, other = getattr(training, key), getattr(training, with_key)
+        shown = "" if isinstance(value, BaseModel) else f" = {value}"
+        raise RecipeError(
+            f"training.{key}{shown}: does nothing with training.{with_key} = {other}; remove it or set {instead}"
+        )
+
+    if changed("gigpo") and training.advantage != "gigpo":
+        refuse("gigpo", "advantage", "training.advantage=gigpo")
+    if changed("overlong_penalty") and training.overlong != "penalise":
+        refuse("overlong_penalty", "overlong", "training.overlong=penalise")
+    for key in ("kl_estimate", "kl_in"):
+        if changed(key) and training.kl_beta == 0:
+            refuse(key, "kl_beta", "training.kl_beta=0.001")
+    clips = {"reinforce": ("clip_epsilon", "clip_epsilon_high", "dual_clip"), "cispo": ("dual_clip",)}
+    for key in clips.get(training.loss, ()):
+        if changed(key):
+            refuse(key, "loss", "training.loss=ppo_clip")
+    if training.loss == "reinforce":
+        for key in ("epochs", "mini_batches"):
+            if changed(key):
+                raise RecipeError(
+                    f"training.{key} = {getattr(training, key)}: training.loss = reinforce is for data of the weights "
+                    f"that train, and has no ratio for later steps; set training.loss=ppo_clip or training.{key}=1"
+                )
+    most = training.queries_per_step * training.group_size
+    if training.mini_batches > most:
+        raise RecipeError(
+            f"training.mini_batches = {training.mini_batches}: a step may have no more than queries_per_step x "
+            f"group_size = {most} trajectories; set training.mini_batches={most} or less"
         )
 
 

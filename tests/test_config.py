@@ -296,6 +296,61 @@ def test_bounds_of_the_update(small: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["training.gigpo.discount=0.9"],
+            "training.gigpo: does nothing with training.advantage = flow_grpo; remove it or set "
+            "training.advantage=gigpo",
+        ),
+        (
+            ["training.overlong_penalty=2", "training.overlong=mask"],
+            "training.overlong_penalty = 2.0: does nothing with training.overlong = mask; remove it or set "
+            "training.overlong=penalise",
+        ),
+        (
+            ["training.kl_in=reward", "training.kl_beta=0"],
+            "training.kl_in = reward: does nothing with training.kl_beta = 0.0; remove it or set "
+            "training.kl_beta=0.001",
+        ),
+        (
+            ["training.loss=reinforce", "training.clip_epsilon=0.1"],
+            "training.clip_epsilon = 0.1: does nothing with training.loss = reinforce; remove it or set "
+            "training.loss=ppo_clip",
+        ),
+        (
+            ["training.loss=cispo", "training.dual_clip=3"],
+            "training.dual_clip = 3.0: does nothing with training.loss = cispo; remove it or set "
+            "training.loss=ppo_clip",
+        ),
+        (
+            ["training.loss=reinforce", "training.epochs=2"],
+            "training.epochs = 2: training.loss = reinforce is for data of the weights that train, and has no ratio "
+            "for later steps; set training.loss=ppo_clip or training.epochs=1",
+        ),
+        (
+            ["training.mini_batches=65"],
+            "training.mini_batches = 65: a step may have no more than queries_per_step x group_size = 64 trajectories; "
+            "set training.mini_batches=64 or less",
+        ),
+    ],
+)
+def test_what_an_objective_would_not_use_is_refused(small: Path, overrides: list[str], message: str) -> None:
+    assert refused(small, *overrides) == message
+
+
+def test_every_advantage_loss_and_weighting_loads(small: Path) -> None:
+    for override in (
+        *(f"training.advantage={name}" for name in ("flow_grpo", "dr_grpo", "rloo", "reinforce_pp", "gigpo")),
+        *(f"training.loss={name}" for name in ("ppo_clip", "gspo", "cispo", "reinforce")),
+        *(f"training.weighting={name}" for name in ("trajectory", "turn", "token")),
+        "training.clip_epsilon_high=0.28",
+        "agent.planner.top_p=0.9",
+    ):
+        load_recipe(str(small), [override])
+
+
 def test_a_model_folder_must_hold_one(small: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert refused(small, "model.name=./empty") == (

@@ -38,7 +38,7 @@ def test_batch_arithmetic() -> None:
         "rows a step, at most": 140,
         "trained tokens a step, at most": 7000,
         "model calls a step, at most": 3 * 140 + 28,
-        "updates": 20,
+        "optimizer steps, at most": 20,
         "rollouts of the run, at most": 280,
         "evaluation trajectories": 200,
     }

@@ -51,6 +51,11 @@ class Sampling:
     seed: int | None = None
     """Seeds this request alone: the same seed draws the same uniforms whatever shares the batch."""
 
+    @property
+    def truncates(self) -> bool:
+        """Whether top-p or top-k cut the distribution that is drawn from."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+
 
 @dataclass(frozen=True)
 class GenerateRequest:
@@ -66,6 +71,8 @@ class Generation:
     """What an engine drew. Engines without token ids leave `prompt_ids`, `ids`, `logprobs` and `forced` empty.
 
     `logprobs[j]` belongs to `ids[j]`; `forced[j]` is True where the grammar left one choice (log-prob 0, no gradient).
+    `supports[j]` are the tokens `ids[j]` was drawn from, ascending, where top-p or top-k cut the distribution (empty
+    for a forced token); `supports` is empty where nothing is cut.
     """
 
     text: str
@@ -74,6 +81,7 @@ class Generation:
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     forced: tuple[bool, ...] = ()
+    supports: tuple[tuple[int, ...], ...] = ()
     weights_version: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     grammar: str | None = None

@@ -32,6 +32,20 @@ def decode_ids(blob: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(_unpack(blob), dtype="<i4").tolist())
 
 
+def encode_id_sets(sets: Sequence[Sequence[int]]) -> bytes:
+    """Lists of ids, one after the other, each behind its length."""
+    return encode_ids([number for one in sets for number in (len(one), *one)])
+
+
+def decode_id_sets(blob: bytes) -> tuple[tuple[int, ...], ...]:
+    numbers = decode_ids(blob)
+    sets, at = [], 0
+    while at < len(numbers):
+        sets.append(numbers[at + 1 : at + 1 + numbers[at]])
+        at += 1 + numbers[at]
+    return tuple(sets)
+
+
 def encode_floats(values: Sequence[float]) -> bytes:
     """Log-probs as a compressed float64 blob, bit for bit."""
     return _pack(np.array(values, dtype="<f8"))

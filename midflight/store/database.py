@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from midflight.agent.types import Trajectory
 from midflight.errors import UserError
-from midflight.store.codec import decode_text, encode_json, encode_text, grammar_hash
+from midflight.store.codec import decode_text, encode_id_sets, encode_json, encode_text, grammar_hash
 from midflight.store.rows import (
     grammar_of,
     other_generation_row,
@@ -113,7 +113,7 @@ class Store:
         self._connection.execute("PRAGMA foreign_keys = ON")
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
-        if version == 0:
+        if version < SCHEMA_VERSION:
             self._connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
 
     def __enter__(self) -> Self:
@@ -229,6 +229,9 @@ class Store:
                 )
             columns_of_turn = (trajectory_id, position, *turn_row(turn))
             self._connection.execute(f"INSERT INTO turns VALUES ({placeholders(columns_of_turn)})", columns_of_turn)
+            if turn.generation.supports:
+                sets = encode_id_sets(turn.generation.supports)
+                self._connection.execute("INSERT INTO supports VALUES (?, ?, ?)", (trajectory_id, position, sets))
             for number, (module, generation) in enumerate(turn.other_generations):
                 other = (trajectory_id, position, number, *other_generation_row(module, generation))
                 self._connection.execute(f"INSERT INTO other_generations VALUES ({placeholders(other)})", other)
@@ -249,7 +252,11 @@ class Store:
         return [self._record(row, grammars) for row in rows]
 
     def _record(self, row: sqlite3.Row, grammars: Mapping[str, str]) -> TrajectoryRecord:
-        turns = self._connection.execute("SELECT * FROM turns WHERE trajectory_id = ? ORDER BY position", (row["id"],))
+        turns = self._connection.execute(
+            "SELECT turns.*, sets FROM turns LEFT JOIN supports USING (trajectory_id, position) "
+            "WHERE trajectory_id = ? ORDER BY position",
+            (row["id"],),
+        )
         others = self._connection.execute(
             "SELECT * FROM other_generations WHERE trajectory_id = ? ORDER BY position, place", (row["id"],)
         )

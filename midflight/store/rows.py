@@ -16,6 +16,7 @@ from midflight.engines.base import FinishReason, Generation, Sampling
 from midflight.store.codec import (
     decode_flags,
     decode_floats,
+    decode_id_sets,
     decode_ids,
     decode_text,
     encode_flags,
@@ -95,7 +96,7 @@ def trajectory_row(trajectory: Trajectory) -> Row:
     )
 
 
-def generation_from_row(row: sqlite3.Row, grammars: Mapping[str, str]) -> Generation:
+def generation_from_row(row: sqlite3.Row, grammars: Mapping[str, str], sets: bytes | None = None) -> Generation:
     sampling = json.loads(row["sampling"])
     return Generation(
         text=decode_text(row["text"]),
@@ -104,6 +105,7 @@ def generation_from_row(row: sqlite3.Row, grammars: Mapping[str, str]) -> Genera
         ids=decode_ids(row["ids"]),
         logprobs=decode_floats(row["logprobs"]),
         forced=decode_flags(row["forced"]),
+        supports=() if sets is None else decode_id_sets(sets),
         weights_version=row["weights_version"],
         sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}),
         grammar=None if row["grammar"] is None else grammars[row["grammar"]],
@@ -119,7 +121,7 @@ def turn_from_row(row: sqlite3.Row, others: Sequence[tuple[str, Generation]], gr
     error = None if row["error_kind"] is None else ErrorKind(row["error_kind"])
     return Turn(
         index=row["turn"],
-        generation=generation_from_row(row, grammars),
+        generation=generation_from_row(row, grammars, row["sets"]),
         action=action,
         call=call,
         result=ToolResult(decode_text(row["result"]), error),

@@ -1,8 +1,11 @@
-"""The tables of a store. A change here raises SCHEMA_VERSION; an older program then refuses the file in one line."""
+"""The tables of a store. A change here raises SCHEMA_VERSION; an older program then refuses the file in one line.
+
+Version 2 added `supports`. A change may only add tables: opening an older file makes those it lacks.
+"""
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Shared by `turns` (the planner's) and `other_generations`; `rows.generation_row` writes it in this order.
 _GENERATION = """
@@ -74,6 +77,13 @@ CREATE TABLE IF NOT EXISTS turns (
     verdict_reason TEXT NOT NULL,
     seconds REAL NOT NULL,
     PRIMARY KEY (trajectory_id, position)
+);
+CREATE TABLE IF NOT EXISTS supports (
+    trajectory_id INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    sets BLOB NOT NULL,
+    PRIMARY KEY (trajectory_id, position),
+    FOREIGN KEY (trajectory_id, position) REFERENCES turns(trajectory_id, position) ON DELETE CASCADE
 );
 CREATE TABLE IF NOT EXISTS other_generations (
     trajectory_id INTEGER NOT NULL,

@@ -1,12 +1,47 @@
-"""Advantages: pure functions on the rewards of one group. No configuration, no tensors.
+"""Advantages: pure functions on the rewards of groups. No configuration, no tensors.
 
-Invariant: a group is its trajectories; how many turns or tokens each took changes nothing in `flow_grpo`.
+An estimator gives each trajectory one number, which `broadcast` lays on all its turns, or places a number on each turn
+itself (`gigpo`). Invariant: a group is its trajectories; how many turns or tokens each took changes nothing but where a
+number is placed. A group whose advantages are all zero carries no signal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from math import fsum, sqrt
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an estimator sees of one trajectory.
+
+    `reward` is the verifiable outcome; `turn_rewards[t]` are what turns add to it (costs are negative); `states[t]`
+    names the memory state that turn t was planned in.
+    """
+
+    reward: float
+    turn_rewards: tuple[float, ...]
+    states: tuple[Hashable, ...] = ()
+
+    @property
+    def total(self) -> float:
+        """R_i: the outcome and what its turns add."""
+        return fsum((self.reward, *self.turn_rewards))
+
+    def returns(self, discount: float) -> list[float]:
+        """The discounted return from each turn on; the outcome comes with the last turn."""
+        found: list[float] = []
+        following = self.reward
+        for index, reward in enumerate(reversed(self.turn_rewards)):
+            following = reward + (following if index == 0 else discount * following)
+            found.append(following)
+        return found[::-1]
+
+
+Group = Sequence[Outcome]
+Placed = list[list[float]]
+"""An advantage for each turn of each trajectory of a group."""
 
 
 def flow_grpo(rewards_G: Sequence[float]) -> list[float]:
@@ -15,6 +50,51 @@ def flow_grpo(rewards_G: Sequence[float]) -> list[float]:
     Rewards that are all equal carry no signal and give zeros.
     """
     return _normalised(rewards_G, rewards_G, correction=0)
+
+
+def dr_grpo(rewards_G: Sequence[float]) -> list[float]:
+    """A_i = R_i - mean R: no division by the std, which weighs easy and hard questions more (arXiv 2503.20783).
+
+    The paper also drops the division by length: `training.weighting: token`.
+    """
+    if not has_signal(rewards_G):
+        return [0.0] * len(rewards_G)
+    mean = fsum(rewards_G) / len(rewards_G)
+    return [reward - mean for reward in rewards_G]
+
+
+def rloo(rewards_G: Sequence[float]) -> list[float]:
+    """A_i = R_i - mean of the other G - 1 rewards: leave-one-out (arXiv 2402.14740)."""
+    count = len(rewards_G)
+    return [advantage * count / (count - 1) for advantage in dr_grpo(rewards_G)] if count > 1 else [0.0] * count
+
+
+def reinforce_pp(groups: Sequence[Sequence[float]]) -> list[list[float]]:
+    """A_i = (R_i - mean R) / std R over all trajectories of the batch, population std (REINFORCE++, arXiv 2501.03262).
+
+    A group whose rewards are all alike still differs from the batch and trains.
+    """
+    values = iter(flow_grpo([reward for group in groups for reward in group]))
+    return [[next(values) for _ in group] for group in groups]
+
+
+def gigpo(group: Group, *, step_weight: float, discount: float) -> Placed:
+    """A_i^t = A_i + step_weight * A'_i^t: groups within the group (GiGPO, arXiv 2505.10978).
+
+    A_i is that of `flow_grpo`. A'_i^t compares the discounted returns of all turns of the group that were planned in
+    the same state: (return - mean) / population std, 0 where a state was met once or all its returns are alike.
+    """
+    outer = flow_grpo([outcome.total for outcome in group])
+    returns = [outcome.returns(discount) for outcome in group]
+    met: dict[Hashable, list[tuple[int, int]]] = {}
+    for i, outcome in enumerate(group):
+        for t, state in enumerate(outcome.states):
+            met.setdefault(state, []).append((i, t))
+    placed = broadcast(outer, [len(outcome.turn_rewards) for outcome in group])
+    for places in met.values():
+        for (i, t), inner in zip(places, flow_grpo([returns[i][t] for i, t in places]), strict=True):
+            placed[i][t] += step_weight * inner
+    return placed
 
 
 def turn_normalised(rewards_G: Sequence[float], turns_G: Sequence[int]) -> list[float]:
@@ -26,8 +106,37 @@ def turn_normalised(rewards_G: Sequence[float], turns_G: Sequence[int]) -> list[
     return _normalised(rewards_G, over_turns, correction=1)
 
 
+def broadcast(advantages_G: Sequence[float], turns_G: Sequence[int]) -> Placed:
+    """The rule of Flow-GRPO: each turn of a trajectory has the trajectory's advantage."""
+    return [[advantage] * turns for advantage, turns in zip(advantages_G, turns_G, strict=True)]
+
+
+BY_GROUP = {"flow_grpo": flow_grpo, "dr_grpo": dr_grpo, "rloo": rloo}
+"""Estimators that look at the rewards of one group."""
+
+
+def estimate(name: str, groups: Sequence[Group], *, step_weight: float = 1.0, discount: float = 1.0) -> list[Placed]:
+    """The advantages of a batch of groups under the estimator `name`; the last two are `gigpo`'s."""
+    if name == "gigpo":
+        return [gigpo(group, step_weight=step_weight, discount=discount) for group in groups]
+    rewards = [[outcome.total for outcome in group] for group in groups]
+    turns = [[len(outcome.turn_rewards) for outcome in group] for group in groups]
+    if name == "reinforce_pp":
+        numbers = reinforce_pp(rewards)
+    elif name == "turn_normalised":
+        numbers = [turn_normalised(*pair) for pair in zip(rewards, turns, strict=True)]
+    else:
+        numbers = [BY_GROUP[name](group) for group in rewards]
+    return [broadcast(*pair) for pair in zip(numbers, turns, strict=True)]
+
+
+def carries(placed: Placed) -> bool:
+    """Whether a group trains: any of its advantages is not zero."""
+    return any(value != 0 for turns in placed for value in turns)
+
+
 def has_signal(rewards_G: Sequence[float]) -> bool:
-    """Whether the group's rewards differ at all."""
+    """Whether the rewards differ at all."""
     return len(rewards_G) > 1 and max(rewards_G) > min(rewards_G)
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from midflight.agent.types import StopReason
 from midflight.evaluation.statistics import error_rates, tool_shares
+from midflight.training.advantages import Placed, carries
 from midflight.training.rollouts import Group
 
 
-def step_record(step: int, groups: Sequence[Group]) -> dict[str, Any]:
-    """The part of a metrics record that comes from the rollouts."""
+def step_record(step: int, groups: Sequence[Group], placed: Sequence[Placed]) -> dict[str, Any]:
+    """The part of a metrics record that comes from the rollouts; `placed` are the groups' advantages."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     errors = error_rates(turns)
@@ -22,7 +23,7 @@ def step_record(step: int, groups: Sequence[Group]) -> dict[str, Any]:
         "reward_by_kind": _means((group.task.kind, reward) for group in groups for _, reward in group.scored),
         "success_by_level": _means((str(group.task.level), reward) for group in groups for _, reward in group.scored),
         "groups": len(groups),
-        "groups_with_signal": sum(group.signal for group in groups),
+        "groups_with_signal": sum(carries(group) for group in placed),
         "groups_all_right": sum(bool(group.scored) and min(r for _, r in group.scored) == 1 for group in groups),
         "trajectories": len(trajectories),
         "infrastructure": sum(one.stop_reason is StopReason.INFRASTRUCTURE for one in trajectories),

@@ -19,7 +19,11 @@ SCORED_AT_ONCE = 128
 
 @dataclass(frozen=True)
 class Row:
-    """One planner turn as it trains. `weight` is that of each of its unforced tokens."""
+    """One planner turn as it trains. `weight` is that of each of its unforced tokens.
+
+    `logprobs` are those it was drawn with, `old` the trainer's before the update where it needs them, `reference` the
+    reference model's; `supports` are as in `Generation`. `trajectory` tells which rows belong together.
+    """
 
     prompt_ids: Ids
     ids: Ids
@@ -27,8 +31,13 @@ class Row:
     forced: tuple[bool, ...]
     temperature: float
     grammar: str | None
-    advantage: float
-    weight: float
+    supports: tuple[Ids, ...] = ()
+    advantage: float = 0.0
+    weight: float = 0.0
+    trajectory: int = 0
+    weights_version: int = 0
+    old: tuple[float, ...] | None = None
+    reference: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

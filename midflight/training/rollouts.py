@@ -1,4 +1,4 @@
-"""Rollouts: groups of trajectories from the live agent, and the rows they train.
+"""Rollouts: groups of trajectories from the live agent.
 
 Invariant: a trajectory ended by infrastructure is counted and left out of its group; it is never a reward of 0.
 """
@@ -13,8 +13,6 @@ from midflight.agent.flow import AgentFlow
 from midflight.agent.types import Query, StopReason, Trajectory
 from midflight.seeds import derive
 from midflight.tasks.base import Task
-from midflight.training.advantages import flow_grpo, has_signal, turn_normalised
-from midflight.training.packing import Row
 
 Score = Callable[[Task, str | None], float]
 
@@ -35,10 +33,6 @@ class Group:
             for trajectory, reward in zip(self.trajectories, self.rewards, strict=True)
             if reward is not None
         ]
-
-    @property
-    def signal(self) -> bool:
-        return has_signal([reward for _, reward in self.scored])
 
 
 async def collect(
@@ -74,37 +68,3 @@ async def collect(
         trajectories, rewards = zip(*(job.result() for job in members), strict=True)
         groups.append(Group(task, trajectories, rewards))
     return groups
-
-
-def advantages(group: Group, estimator: str) -> list[float]:
-    """One advantage for each scored trajectory of the group, in order."""
-    rewards = [reward for _, reward in group.scored]
-    if estimator == "turn_normalised":
-        return turn_normalised(rewards, [len(trajectory.turns) for trajectory, _ in group.scored])
-    return flow_grpo(rewards)
-
-
-def rows_of(groups: Sequence[Group], estimator: str) -> list[Row]:
-    """The rows of the groups with signal: one a planner turn, each unforced token weighing 1 / (groups G T_i |a|)."""
-    live = [group for group in groups if group.signal]
-    rows = []
-    for group in live:
-        for (trajectory, _), advantage in zip(group.scored, advantages(group, estimator), strict=True):
-            for turn in trajectory.turns:
-                drawn = turn.generation
-                free = len(drawn.forced) - sum(drawn.forced)
-                if free == 0:
-                    continue
-                rows.append(
-                    Row(
-                        prompt_ids=drawn.prompt_ids,
-                        ids=drawn.ids,
-                        logprobs=drawn.logprobs,
-                        forced=drawn.forced,
-                        temperature=drawn.sampling.temperature,
-                        grammar=drawn.grammar,
-                        advantage=advantage,
-                        weight=1.0 / (len(live) * len(group.scored) * len(trajectory.turns) * free),
-                    )
-                )
-    return rows

@@ -1,26 +1,46 @@
-"""One update: gradients over all packs, the drift check, clipping, the optimizer.
+"""One update: the drift check, gradients over all packs, clipping, the optimizer.
 
 Invariant: before the first weight moves, the trainer's log-prob of every trained token has been compared with the
-sampler's; drift over the bound stops the run with both numbers.
+sampler's; drift over the bound stops the run with both numbers and the likely cause.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from midflight.config import TrainingConfig
 from midflight.engines.local.grammar import Masks
-from midflight.training.losses import LossInputs, flow_grpo_loss
-from midflight.training.packing import Pack, PackedBatch
+from midflight.training.losses import Clip, LossInputs, importance_corrections, objective
+from midflight.training.packing import Pack, PackedBatch, Row, pack_rows
 from midflight.training.policy import Policy
-from midflight.training.update import Scores, run
+from midflight.training.update import Scores, run, score_rows
+
+T = TypeVar("T")
+
+MOST_SKIPPED = 3
+"""Updates in a row whose gradient is not finite before the run stops."""
+LEAST_PACK = 64
+"""Tokens below which a pack is not split further when memory runs out."""
 
 
 class DriftError(RuntimeError):
     """Sampler and trainer disagree on the log-prob of a trained token."""
+
+
+class GradientError(RuntimeError):
+    """The gradient was not finite too often in a row."""
+
+
+class OutOfMemory(RuntimeError):
+    """Not even the smallest packs fit."""
 
 
 @dataclass
@@ -33,122 +53,272 @@ class UpdateMetrics:
     clipped: float = 0.0
     ratio_max: float = 0.0
     drift: float = 0.0
+    drift_cause: str = ""
+    """What may make sampler and trainer differ: see `drift_cause`."""
     grad_norm: float = 0.0
     trained_tokens: int = 0
+    unique_tokens: int = 0
+    """Tokens of a pass as packed."""
+    total_tokens: int = 0
+    """Tokens of a pass, were each row computed by itself."""
     scored_tokens: int = 0
     """Over all epochs."""
+    skipped_updates: int = 0
+    """Optimizer steps left out because the gradient was not finite."""
+    pack_tokens: int = 0
+    """The bound on a forward that memory allowed."""
 
-    def record(self) -> dict[str, float]:
+    def record(self) -> dict[str, Any]:
         """As it goes into the metrics."""
-        return {
-            "loss": self.loss,
-            "kl": self.kl,
-            "entropy": self.entropy,
-            "clip_fraction": self.clipped / max(self.scored_tokens, 1),
-            "ratio_max": self.ratio_max,
-            "drift": self.drift,
-            "grad_norm": self.grad_norm,
-            "trained_tokens": self.trained_tokens,
-        }
+        record = {**asdict(self), "clip_fraction": self.clipped / max(self.scored_tokens, 1)}
+        return {name: value for name, value in record.items() if name not in ("clipped", "scored_tokens")}
 
 
-def update(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    sampler: Any,
-    masks: Masks,
-    batch: PackedBatch,
-    settings: TrainingConfig,
-) -> UpdateMetrics:
-    """`settings.epochs` optimizer steps on one batch; the metrics are of the first, clipping and ratio of all.
+def drift_cause(rows: Sequence[Row], version: int, dtype: torch.dtype) -> str:
+    """Why the log-probs of `rows` may differ between sampler and trainer, from what is known of both."""
+    causes = []
+    stale = sum(row.weights_version != version for row in rows)
+    if stale:
+        causes.append(f"{stale} of {len(rows)} rows drawn with older weights")
+    if dtype is not torch.float32:
+        causes.append(f"{str(dtype).removeprefix('torch.')} rounding")
+    if any(row.supports for row in rows):
+        causes.append("truncated sampling")
+    return ", ".join(causes) or "float32 rounding"
 
-    `sampler` is the model the batch was drawn from; it holds the policy's weights. The caller syncs it afterwards.
 
-    Raises:
-        DriftError: a log-prob of the first pass is off by more than `settings.max_drift`.
+class Updater:
+    """Turns rows into optimizer steps. `pack_tokens` starts as the recipe's and halves when memory runs out.
+
+    Args:
+        sampler: the model the rows were drawn from, with the policy's weights. `update` leaves it behind by its last
+            optimizer step: the caller syncs.
+        rescue: folder for the rows of updates without a finite gradient.
+        note: takes a line for the user.
     """
-    reference: dict[tuple[int, int], float] = {}
-    if settings.kl_beta > 0:
-        with torch.no_grad(), policy.frozen() as model:
-            run(model, masks, batch, lambda pack, scores: _remember(reference, pack, scores))
-    metrics = UpdateMetrics()
-    for epoch in range(settings.epochs):
-        if epoch > 0:
-            policy.write(sampler)
-        optimizer.zero_grad(set_to_none=True)
-        tokens = 0
 
-        def on_scores(pack: Pack, scores: Scores, epoch: int = epoch) -> torch.Tensor:
-            nonlocal tokens
-            tokens += len(scores.terms)
-            return _loss(batch, pack, scores, reference, settings, metrics, first=epoch == 0)
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        sampler: Any,
+        masks: Masks,
+        settings: TrainingConfig,
+        *,
+        rescue: Path | None = None,
+        note: Callable[[str], None] = print,
+    ) -> None:
+        self.policy, self.optimizer, self.sampler, self.masks = policy, optimizer, sampler, masks
+        self.settings, self.rescue, self.note = settings, rescue, note
+        self.pack_tokens = settings.pack_tokens
+        self.skipped_in_a_row = 0
 
-        with policy.scoring(sampler) as model:
-            run(model, masks, batch, on_scores)
-        metrics.scored_tokens += tokens
-        if epoch == 0:
-            metrics.trained_tokens = tokens
-        norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
+    def with_reference(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with the reference model's log-probs."""
+
+        def score(budget: int) -> list[tuple[float, ...]]:
+            with self.policy.frozen() as model:
+                return score_rows(model, self.masks, pack_rows(rows, budget))
+
+        found = self._fitting(score)
+        return [replace(row, reference=values) for row, values in zip(rows, found, strict=True)]
+
+    def update(self, rows: Sequence[Row], *, version: int = 0, seed: int = 0) -> UpdateMetrics:
+        """`epochs` passes over `rows`, each in `mini_batches` optimizer steps; the metrics are of the first pass.
+
+        `version` is that of the weights the rows should be drawn with; `seed` deals trajectories to mini-batches.
+
+        Raises:
+            DriftError: a log-prob is off by more than `max_drift` before the first optimizer step.
+            GradientError: the gradient was not finite `MOST_SKIPPED` times in a row.
+            OutOfMemory: no pack fits.
+        """
+        settings = self.settings
+        dtype = next(self.policy.causal.parameters()).dtype
+        metrics = UpdateMetrics(drift_cause=drift_cause(rows, version, dtype))
+        rows = list(rows)
+        if settings.importance_cap is not None or settings.mini_batches > 1:
+            rows = self._with_old(rows, metrics)
+        first = True
+        for epoch in range(settings.epochs):
+            parts = mini_batches(rows, settings.mini_batches, seed + epoch)
+            for part in parts:
+                if not first:
+                    self.policy.write(self.sampler)
+                self._step(
+                    part, metrics, share=1 / len(parts) if epoch == 0 else 0.0, check=first and part[0].old is None
+                )
+                first = False
+        self.masks.forget_replays()
+        metrics.pack_tokens = self.pack_tokens
+        return metrics
+
+    def _with_old(self, rows: list[Row], metrics: UpdateMetrics) -> list[Row]:
+        """The rows with the trainer's own log-probs, and the drift check on all of them."""
+
+        def score(budget: int) -> list[tuple[float, ...]]:
+            return score_rows(self.sampler, self.masks, pack_rows(rows, budget))
+
+        found = self._fitting(score)
+        for row, old in zip(rows, found, strict=True):
+            free = [index for index, forced in enumerate(row.forced) if not forced]
+            ours, theirs = (torch.tensor([values[index] for index in free]) for values in (old, row.logprobs))
+            self._check_drift(ours, theirs, [row.ids[index] for index in free], metrics)
+        return [replace(row, old=old) for row, old in zip(rows, found, strict=True)]
+
+    def _step(self, rows: list[Row], metrics: UpdateMetrics, *, share: float, check: bool) -> None:
+        """One optimizer step on `rows`, which are `share` of the first pass (0: of a later one)."""
+
+        def gradients(budget: int) -> tuple[PackedBatch, UpdateMetrics]:
+            self.optimizer.zero_grad(set_to_none=True)
+            batch, part = pack_rows(rows, budget), UpdateMetrics(drift_cause=metrics.drift_cause)
+            with self.policy.scoring(self.sampler) as model:
+                run(
+                    model,
+                    self.masks,
+                    batch,
+                    lambda pack, scores: self._loss(batch, pack, scores, part, check=check),
+                    entropy_grad=self.settings.entropy_beta > 0,
+                )
+            return batch, part
+
+        batch, part = self._fitting(gradients)
+        if share:
+            metrics.loss += part.loss * share
+            metrics.kl += part.kl * share
+            metrics.entropy += part.entropy * share
+            metrics.trained_tokens += part.scored_tokens
+            metrics.unique_tokens += batch.unique_tokens
+            metrics.total_tokens += batch.total_tokens
+        metrics.clipped += part.clipped
+        metrics.scored_tokens += part.scored_tokens
+        metrics.drift = max(metrics.drift, part.drift)
+        metrics.ratio_max = max(metrics.ratio_max, part.ratio_max)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm))
+        if not math.isfinite(norm):
+            self._skip(rows, norm, metrics)
+            return
+        self.skipped_in_a_row = 0
         metrics.grad_norm = max(metrics.grad_norm, norm)
-        optimizer.step()
-    masks.forget_replays()
-    return metrics
+        self.optimizer.step()
 
+    def _skip(self, rows: list[Row], norm: float, metrics: UpdateMetrics) -> None:
+        """Leave an optimizer step out."""
+        metrics.skipped_updates += 1
+        self.skipped_in_a_row += 1
+        self.note(f"gradient norm {norm}: update skipped, {self.skipped_in_a_row} in a row")
+        if self.skipped_in_a_row < MOST_SKIPPED:
+            return
+        where = ""
+        if self.rescue is not None:
+            path = self.rescue / "rows_without_gradient.jsonl"
+            path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
+            where = f"; its rows are in {path}"
+        raise GradientError(
+            f"the gradient was not finite in {MOST_SKIPPED} updates in a row{where}; lower training.learning_rate or "
+            "training.clip_epsilon, or look at the rows"
+        )
 
-def _remember(reference: dict[tuple[int, int], float], pack: Pack, scores: Scores) -> None:
-    for number, logprob in zip(scores.terms, scores.logprobs.tolist(), strict=True):
-        term = pack.terms[number]
-        reference[term.row, term.position] = logprob
+    def _fitting(self, work: Callable[[int], T]) -> T:
+        """`work(pack_tokens)`, again with half of it whenever memory runs out."""
+        while True:
+            try:
+                return work(self.pack_tokens)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                problem = " ".join(str(error).split())[:160]
+            if self.pack_tokens <= LEAST_PACK:
+                raise OutOfMemory(
+                    f"out of memory with packs of {self.pack_tokens} tokens: {problem}; use a smaller model, or a "
+                    "shorter model.context_length"
+                )
+            self.pack_tokens = max(LEAST_PACK, self.pack_tokens // 2)
+            self.note(f"out of memory in the update: going on with training.pack_tokens = {self.pack_tokens}")
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
-
-def _loss(
-    batch: PackedBatch,
-    pack: Pack,
-    scores: Scores,
-    reference: dict[tuple[int, int], float],
-    settings: TrainingConfig,
-    metrics: UpdateMetrics,
-    *,
-    first: bool,
-) -> torch.Tensor:
-    terms = [pack.terms[number] for number in scores.terms]
-    rows = [batch.rows[term.row] for term in terms]
-
-    def tensor(values: list[Any]) -> torch.Tensor:
-        return torch.tensor(values, device=scores.logprobs.device, dtype=torch.float32)
-
-    behaviour = tensor([row.logprobs[term.position] for row, term in zip(rows, terms, strict=True)])
-    if first:
-        gaps = (scores.logprobs.detach() - behaviour).abs()
+    def _check_drift(self, ours: torch.Tensor, drawn: torch.Tensor, ids: Sequence[int], metrics: UpdateMetrics) -> None:
+        gaps = (ours - drawn).abs()
         worst = int(gaps.argmax())  # that of a NaN, if there is one
         gap = float(gaps[worst])
         metrics.drift = max(metrics.drift, gap)
-        if not gap <= settings.max_drift:
+        if not gap <= self.settings.max_drift:
             raise DriftError(
-                f"sampler and trainer disagree: log-prob {float(behaviour[worst]):.6f} when drawn, "
-                f"{float(scores.logprobs[worst].detach()):.6f} in the trainer, a drift over training.max_drift = "
-                f"{settings.max_drift:g} (token {rows[worst].ids[terms[worst].position]})"
+                f"sampler and trainer disagree: log-prob {float(drawn[worst]):.6f} when drawn, "
+                f"{float(ours[worst]):.6f} in the trainer, a drift over training.max_drift = "
+                f"{self.settings.max_drift:g} (token {ids[worst]}; {metrics.drift_cause})"
             )
-    output = flow_grpo_loss(
-        LossInputs(
-            logprobs=scores.logprobs,
-            behaviour=behaviour,
-            advantages=tensor([row.advantage for row in rows]),
-            weights=tensor([row.weight for row in rows]),
-            reference=tensor([reference[term.row, term.position] for term in terms]) if reference else None,
-            entropies=scores.entropies,
-        ),
-        epsilon=settings.clip_epsilon,
-        kl_beta=settings.kl_beta,
-        entropy_beta=settings.entropy_beta,
-    )
-    if first:
+
+    def _loss(
+        self, batch: PackedBatch, pack: Pack, scores: Scores, metrics: UpdateMetrics, *, check: bool
+    ) -> torch.Tensor:
+        settings = self.settings
+        terms = [pack.terms[number] for number in scores.terms]
+        rows = [batch.rows[term.row] for term in terms]
+
+        def tensor(values: Sequence[float]) -> torch.Tensor:
+            return torch.tensor(values, device=scores.logprobs.device, dtype=torch.float32)
+
+        def of_token(name: str) -> torch.Tensor | None:
+            if getattr(rows[0], name) is None:
+                return None
+            return tensor([getattr(row, name)[term.position] for row, term in zip(rows, terms, strict=True)])
+
+        drawn, old = of_token("logprobs"), of_token("old")
+        assert drawn is not None
+        if check:
+            ids = [row.ids[term.position] for row, term in zip(rows, terms, strict=True)]
+            self._check_drift(scores.logprobs.detach(), drawn, ids, metrics)
+        corrections = None
+        if settings.importance_cap is not None and old is not None:
+            corrections = importance_corrections(drawn, old, settings.importance_cap)
+        high = settings.clip_epsilon if settings.clip_epsilon_high is None else settings.clip_epsilon_high
+        output = objective(
+            LossInputs(
+                logprobs=scores.logprobs,
+                behaviour=drawn if corrections is None or old is None else old,
+                advantages=tensor([row.advantage for row in rows]),
+                weights=tensor([row.weight for row in rows]),
+                reference=of_token("reference"),
+                entropies=scores.entropies,
+                turns=torch.tensor([term.row for term in terms], device=scores.logprobs.device),
+                corrections=corrections,
+            ),
+            surrogate=settings.loss,
+            clip=Clip(settings.clip_epsilon, high, settings.dual_clip),
+            kl_beta=settings.kl_beta if settings.kl_in == "loss" else 0.0,
+            kl_estimate=settings.kl_estimate,
+            entropy_beta=settings.entropy_beta,
+        )
         metrics.loss += float(output.loss.detach())
         metrics.kl += float(output.kl)
         metrics.entropy += float(output.entropy)
-    metrics.clipped += float(output.clipped)
-    metrics.ratio_max = max(metrics.ratio_max, float(output.ratio_max))
-    return output.loss
+        metrics.scored_tokens += len(terms)
+        metrics.clipped += float(output.clipped)
+        metrics.ratio_max = max(metrics.ratio_max, float(output.ratio_max))
+        return output.loss
+
+
+def mini_batches(rows: Sequence[Row], count: int, seed: int) -> list[list[Row]]:
+    """Deal the trajectories of `rows` to at most `count` shares of like size.
+
+    Weights are multiplied by the number of shares, so that the mean of their gradients is that of the whole batch.
+    """
+    names = list(dict.fromkeys(row.trajectory for row in rows))
+    if count == 1:
+        return [list(rows)]
+    random.Random(seed).shuffle(names)
+    share = {name: index % count for index, name in enumerate(names)}
+    parts = [[row for row in rows if share[row.trajectory] == number] for number in range(min(count, len(names)))]
+    return [[replace(row, weight=row.weight * len(parts)) for row in part] for part in parts]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on any device; torch has no type of its own for the CPU."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return "not enough memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def learning_rate(settings: TrainingConfig, step: int) -> float:

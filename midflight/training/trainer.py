@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -37,13 +38,14 @@ from midflight.seeds import derive
 from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
+from midflight.training.advantages import Placed
 from midflight.training.checkpoints import list_checkpoints, load_checkpoint, save_checkpoint, unfinished_checkpoints
 from midflight.training.data import ListSource, Source, TaskStream, atlas_source
 from midflight.training.measures import step_record
-from midflight.training.packing import PackedBatch, pack_rows
 from midflight.training.policy import Policy, SyncError
-from midflight.training.rollouts import Group, advantages, collect, rows_of
-from midflight.training.step import DriftError, UpdateMetrics, learning_rate, update
+from midflight.training.returns import advantages, carries_signal, rows_of, weighted_rows
+from midflight.training.rollouts import Group, collect
+from midflight.training.step import DriftError, GradientError, OutOfMemory, UpdateMetrics, Updater, learning_rate
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,14 @@ def train(
 
     Raises:
         UserError: something given is wrong; nothing was done.
-        TrainingStopped: sampler and trainer disagree.
+        TrainingStopped: sampler and trainer disagree, the gradient is not finite, or memory ran out.
         KeyboardInterrupt: interrupted; finished trajectories of the step and the last checkpoint are kept.
     """
     check_run_folder(run_dir, recipe, resume=resume)
     trainer = Trainer(recipe, run_dir, progress or Progress(), tools, tasks, eval_tasks)
     try:
         return trainer.run(resume=resume, evaluate_ends=evaluate_ends)
-    except (DriftError, SyncError) as error:
+    except (DriftError, SyncError, GradientError, OutOfMemory) as error:
         raise TrainingStopped(str(error)) from error
     finally:
         trainer.close()
@@ -136,6 +138,15 @@ class Trainer:
             weight_decay=self.settings.weight_decay,
         )
         self.engine = local_engine(recipe, own)
+        self.updater = Updater(
+            self.policy,
+            self.optimizer,
+            self.engine.model,
+            self.engine.masks,
+            self.settings,
+            rescue=run_dir,
+            note=progress.note,
+        )
         self.frozen = None
         if others:
             backbone = LoadedModel(own.name, self.policy.frozen_model, own.tokenizer, own.device)
@@ -202,32 +213,21 @@ class Trainer:
         rolled = time.monotonic()
         drawn = self.engine.generated_tokens - tokens
         self._forget()  # the memory is the update's now
-        store.add_trajectories(run_id, _stored(groups, step, self.settings.advantage))  # kept if the update is not
-        rows = rows_of(groups, self.settings.advantage)
-        batch = PackedBatch((), (), ())
-        measured = UpdateMetrics()
         rate = learning_rate(self.settings, step)
-        if rows:
-            for settings in self.optimizer.param_groups:
-                settings["lr"] = rate
-            batch = pack_rows(rows, self.settings.pack_tokens)
-            with self.progress.bar(f"{number}: update", 1, passing=True):
-                measured = update(
-                    self.policy, self.optimizer, self.engine.model, self.engine.masks, batch, self.settings
-                )
-            self.policy.sync(self.engine, step, bound=self.settings.max_drift)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = rate
+        with self.progress.bar(f"{number}: update", 1, passing=True):
+            placed, measured = self._update(store, run_id, step, groups)
         rewards: dict[str, list[float]] = {}
         for group in groups:
             rewards.setdefault(group.task.kind, []).extend(reward for _, reward in group.scored)
         self.stream.update({kind: values for kind, values in rewards.items() if values})
         ended = time.monotonic()
         record = {
-            **step_record(step, groups),
+            **step_record(step, groups, placed),
             **measured.record(),
             "learning_rate": rate,
             "success": dict(self.stream.success),
-            "unique_tokens": batch.unique_tokens,
-            "total_tokens": batch.total_tokens,
             "generated_tokens": drawn,
             "tokens_per_second": drawn / (rolled - began),
             "seconds": ended - began,
@@ -236,6 +236,26 @@ class Trainer:
         }
         store.finish_step(run_id, step, record)
         return record
+
+    def _update(
+        self, store: Store, run_id: int, step: int, groups: Sequence[Group]
+    ) -> tuple[list[Placed], UpdateMetrics]:
+        """Advantages, stored before the weights move; then the update of what carries signal, and the sync."""
+        settings = self.settings
+        rows = rows_of(groups)
+        if settings.kl_beta > 0 and settings.kl_in == "reward" and rows:
+            rows = dict(zip(rows, self.updater.with_reference(list(rows.values())), strict=True))
+        placed = advantages(groups, settings, rows)
+        store.add_trajectories(run_id, _stored(groups, step, placed))
+        training = weighted_rows(groups, rows, placed, settings)
+        if not training:
+            return placed, UpdateMetrics()
+        if settings.kl_beta > 0 and settings.kl_in == "loss":
+            training = self.updater.with_reference(training)
+        seed = derive(self.recipe.seed, "mini-batches", step)
+        measured = self.updater.update(training, version=self.engine.weights_version, seed=seed)
+        self.policy.sync(self.engine, step, bound=settings.max_drift)
+        return placed, measured
 
     async def _rollouts(self, store: Store, run_id: int, step: int, bar: Bar) -> list[Group]:
         """The step's groups; while too few have signal, more are drawn up to the cap."""
@@ -250,7 +270,7 @@ class Trainer:
 
         try:
             while len(groups) < cap:
-                missing = wanted - sum(group.signal for group in groups)
+                missing = wanted - sum(carries_signal(group, self.settings) for group in groups)
                 count = min(missing, cap - len(groups))
                 if count <= 0:
                     break
@@ -374,11 +394,15 @@ def _new(
     )
 
 
-def _stored(groups: Sequence[Group], step: int, estimator: str) -> list[NewTrajectory]:
+def _stored(groups: Sequence[Group], step: int, placed: Sequence[Placed]) -> list[NewTrajectory]:
+    """Each with its advantage: the mean over its turns, which all have the same but under `gigpo`."""
     made = []
-    for group in groups:
-        values = iter(advantages(group, estimator))
+    for group, turns_of in zip(groups, placed, strict=True):
+        values = iter(turns_of)
         for member, (trajectory, reward) in enumerate(zip(group.trajectories, group.rewards, strict=True)):
-            advantage = None if reward is None else next(values)
+            advantage = None
+            if reward is not None:
+                turns = next(values)
+                advantage = fmean(turns) if turns else None
             made.append(_new("train", step, group.task, member, trajectory, reward, advantage))
     return made

@@ -187,6 +187,27 @@ def test_a_grammar_is_stored_once_and_prompts_are_small(tmp_path: Path) -> None:
     assert path.stat().st_size < 400_000
 
 
+def test_the_supports_of_truncated_draws_come_back_and_a_file_of_the_first_version_takes_them(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with Store(path) as store:
+        old = store.start_run("r", {}, 0)
+        store.add_trajectories(old, [new(1)])
+    with sqlite3.connect(path) as connection:  # as version 1 left it
+        connection.execute("DROP TABLE supports")
+        connection.execute("PRAGMA user_version = 1")
+    cut = replace(FULL.turns[0].generation, supports=((3, 70_000), (), (5,)))
+    turn = replace(FULL.turns[0], generation=cut)
+    with Store(path) as store:
+        store.add_trajectories(old, [new(2, trajectory=replace(FULL, turns=(turn,)))])
+        first, second = store.trajectories(old)
+        assert store.drop_steps_from(old, 2) == 1
+    assert first.trajectory == FULL
+    assert second.trajectory.turns == (turn,)
+    assert count(path, "supports") == 0
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+
+
 def test_a_store_of_a_later_version_is_refused_in_one_line_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     Store(path).close()
@@ -196,7 +217,7 @@ def test_a_store_of_a_later_version_is_refused_in_one_line_and_left_alone(tmp_pa
     with pytest.raises(StoreError) as caught:
         Store(path)
     assert str(caught.value) == (
-        f"{path}: written with store schema 99, this Midflight reads up to 1; "
+        f"{path}: written with store schema 99, this Midflight reads up to 2; "
         "upgrade midflight or use another run folder"
     )
     assert path.read_bytes() == before

@@ -2,7 +2,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midflight.training.advantages import flow_grpo, has_signal, turn_normalised
+from midflight.training.advantages import (
+    Outcome,
+    carries,
+    dr_grpo,
+    estimate,
+    flow_grpo,
+    gigpo,
+    has_signal,
+    reinforce_pp,
+    rloo,
+    turn_normalised,
+)
+from tests.training import oracle
 
 
 def test_two_right_of_eight_give_the_papers_numbers():
@@ -39,3 +51,69 @@ def test_advantages_follow_their_rewards_under_permutation(rewards, rng):
     rng.shuffle(order)
     straight = flow_grpo(rewards)
     assert flow_grpo([rewards[i] for i in order]) == pytest.approx([straight[i] for i in order], abs=1e-6)
+
+
+ESTIMATORS = ("flow_grpo", "dr_grpo", "rloo", "reinforce_pp", "gigpo")
+path = st.builds(
+    oracle.Trajectory,
+    reward=st.sampled_from([0.0, 0.5, 1.0]),
+    turns=st.lists(
+        st.builds(oracle.Turn, tokens=st.just([]), reward=st.sampled_from([0.0, 0.0, -0.25]), state=st.integers(0, 2)),
+        min_size=1,
+        max_size=3,
+    ),
+)
+batch = st.lists(st.lists(path, min_size=2, max_size=4), min_size=1, max_size=3)
+
+
+def outcomes(groups):
+    return [
+        [Outcome(one.reward, tuple(t.reward for t in one.turns), tuple(t.state for t in one.turns)) for one in group]
+        for group in groups
+    ]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@given(groups=batch)
+def test_each_estimator_equals_the_oracle(name, groups):
+    found = estimate(name, outcomes(groups), step_weight=0.7, discount=0.9)
+    for g, group in enumerate(groups):
+        for i, one in enumerate(group):
+            expected = [oracle.advantage(groups, g, i, t, name, 0.7, 0.9) for t in range(len(one.turns))]
+            assert found[g][i] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", [*ESTIMATORS, "turn_normalised"])
+def test_a_batch_without_signal_or_without_trajectories_gives_zeros(name):
+    alike = [Outcome(1.0, (0.0, 0.0), ("s", "u"))] * 3
+    found = estimate(name, [alike, []])
+    assert found == [[[0.0, 0.0]] * 3, []]
+    assert not carries(found[0]) and not carries(found[1])
+
+
+def test_the_variants_by_hand():
+    rewards = [1.0, 0.0, 0.0, 0.0]
+    assert dr_grpo(rewards) == [0.75, -0.25, -0.25, -0.25]
+    assert rloo(rewards) == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+    assert reinforce_pp([[1.0, 1.0], [0.0, 0.0]]) == [[1.0, 1.0], [-1.0, -1.0]]
+    assert carries(estimate("reinforce_pp", [[Outcome(1.0, (0.0,))], [Outcome(0.0, (0.0,))]])[0])
+
+
+def test_turn_rewards_are_added_to_the_outcome():
+    assert Outcome(1.0, (-0.5, 0.25)).total == 0.75
+    assert Outcome(1.0, (-0.5, 0.25)).returns(0.5) == [0.125, 1.25]
+    found = estimate("dr_grpo", [[Outcome(1.0, (-0.5, -0.5)), Outcome(1.0, (0.0,))]])
+    assert found == [[[-0.5, -0.5], [0.5]]]
+
+
+def test_gigpo_compares_turns_that_share_a_state():
+    """Both begin in `s`; after that one is in `won`, the other in `lost`: there is nobody to compare with."""
+    group = [Outcome(1.0, (0.0, 0.0), ("s", "won")), Outcome(0.0, (0.0, 0.0), ("s", "lost"))]
+    assert gigpo(group, step_weight=0.5, discount=0.9) == [[1.5, 1.0], [-1.5, -1.0]]
+
+
+def test_gigpo_finds_signal_in_how_late_a_reward_came():
+    """Both are right, one a turn later: the outcomes tell nothing apart, the returns from the shared state do."""
+    group = [Outcome(1.0, (0.0,), ("s",)), Outcome(1.0, (0.0, 0.0), ("s", "t"))]
+    assert gigpo(group, step_weight=1.0, discount=0.9) == [pytest.approx([1.0]), pytest.approx([-1.0, 0.0])]
+    assert gigpo(group, step_weight=1.0, discount=1.0) == [[0.0], [0.0, 0.0]]

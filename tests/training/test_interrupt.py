@@ -17,6 +17,7 @@ from midflight.config import TrainingConfig
 from midflight.store import Store
 from midflight.tasks.base import Task
 from midflight.training.data import ListSource, TaskStream
+from midflight.training.returns import carries_signal
 from midflight.training.trainer import Trainer
 from tests.agent.doubles import LookupTool, compact_flow, population, user_parts
 
@@ -76,5 +77,5 @@ def test_groups_without_signal_are_refilled_up_to_the_cap(tmp_path: Path) -> Non
         )
     assert bar.done == 10
     assert len(groups) == 5  # two, two more, and the one that is left under 2.5 times two
-    assert not any(group.signal for group in groups)
+    assert not any(carries_signal(group, TrainingConfig()) for group in groups)
     assert len({request.sampling.seed for request in engine.requests}) == 10

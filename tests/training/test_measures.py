@@ -21,6 +21,7 @@ def test_a_steps_record_by_hand() -> None:
             Group(easy, (right, wrong, lost), (1.0, 0.0, None)),
             Group(hard, (long,), (0.0,)),
         ],
+        [[[0.0, 0.0]] * 2, [[1.0] * 2, [-1.0] * 2], [[0.0] * 4]],
     )
     assert record["step"] == 4
     assert record["reward"] == pytest.approx(3 / 5)
@@ -35,6 +36,6 @@ def test_a_steps_record_by_hand() -> None:
 
 def test_a_step_that_lost_everything_has_a_record_too() -> None:
     lost = trajectory(stop=StopReason.INFRASTRUCTURE, answer=None)
-    record = step_record(1, [Group(task("a"), (lost, lost), (None, None))])
+    record = step_record(1, [Group(task("a"), (lost, lost), (None, None))], [[]])
     assert (record["reward"], record["turns"], record["infrastructure"]) == (0.0, 0.0, 2)
     assert (record["groups_with_signal"], record["groups_all_right"], record["reward_by_kind"]) == (0, 0, {})

@@ -20,7 +20,7 @@ from midflight.tools import tool
 from midflight.training import trainer as training
 from midflight.training.packing import Row, pack_rows
 from midflight.training.policy import Policy, SyncError
-from midflight.training.step import update
+from midflight.training.step import Updater
 
 pytestmark = pytest.mark.model
 
@@ -134,7 +134,9 @@ def literal_gradients(policy, masks, rows):
 def packed_gradients(policy, masks, rows, budget):
     sampler = load(EMBEDDED).model  # merged weights: with an adapter, the update runs on these
     policy.write(sampler)
-    metrics = update(policy, Still(policy.parameters()), sampler, masks, pack_rows(rows, budget), SETTINGS)
+    settings = SETTINGS.model_copy(update={"pack_tokens": budget})
+    updater = Updater(policy, Still(policy.parameters()), sampler, masks, settings)
+    metrics = updater.update(updater.with_reference(rows))
     assert "forward" not in vars(sampler.model.layers[0].self_attn.q_proj)
     return gradients(policy), metrics
 
@@ -172,7 +174,7 @@ def test_a_second_epoch_scores_with_the_moved_weights(engine, rows):
         sampler = load(EMBEDDED).model
         policy.write(sampler)
         optimizer = torch.optim.SGD(policy.parameters(), lr=rate)
-        metrics = update(policy, optimizer, sampler, engine.masks, pack_rows(rows, 4096), settings)
+        metrics = Updater(policy, optimizer, sampler, engine.masks, settings).update(rows)
         assert metrics.scored_tokens == 2 * metrics.trained_tokens
         ratios[rate] = metrics.ratio_max
     assert ratios[0.5] > ratios[0.0] + 0.01
@@ -273,10 +275,10 @@ def test_a_few_updates_teach_the_planner_to_look_up_what_is_asked(tmp_path):
 
 
 def test_an_interrupt_in_the_update_keeps_the_trajectories_of_the_step(tmp_path, monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "update", interrupt)
+    monkeypatch.setattr(training.Updater, "update", interrupt)
     with pytest.raises(KeyboardInterrupt):
         train_on(ASKED, [stock, price], run_dir=tmp_path / "run", steps=1, max_turns=2, overrides=learning(tmp_path, 1))
     with Store(tmp_path / "run" / "store.sqlite") as store:

@@ -86,15 +86,15 @@ def test_reward_rises_and_a_run_cut_off_in_its_update_resumes_with_the_same_numb
     assert rewards[0] < 0.4 and min(rewards[-3:]) > 0.8, rewards
     assert max(record["drift"] for record in undisturbed) <= 1e-4
 
-    real, calls = trainer.update, []
+    real, calls = trainer.Updater.update, []
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **settings: Any) -> Any:
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return real(*arguments)
+        return real(*arguments, **settings)
 
-    monkeypatch.setattr(trainer, "update", interrupted)
+    monkeypatch.setattr(trainer.Updater, "update", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(recipe(model, lora, rate, steps=12), tmp_path / "two")
     phase, cut, members = phases(tmp_path / "two")[-1]  # a step without signal makes no update
@@ -117,9 +117,13 @@ def test_a_log_prob_that_is_no_number_stops_the_run_before_a_weight_moves(
     steps: list[int] = []
     real = step.run
 
-    def broken(*arguments: Any) -> None:
+    def broken(*arguments: Any, **settings: Any) -> None:
         *rest, on_scores = arguments
-        real(*rest, lambda pack, scores: on_scores(pack, replace(scores, logprobs=scores.logprobs * float("nan"))))
+
+        def spoilt(pack: Any, scores: Any) -> Any:
+            return on_scores(pack, replace(scores, logprobs=scores.logprobs * float("nan")))
+
+        real(*rest, spoilt, **settings)
 
     monkeypatch.setattr(step, "run", broken)
     monkeypatch.setattr("torch.optim.AdamW.step", lambda *_, **__: steps.append(1))

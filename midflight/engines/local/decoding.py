@@ -39,6 +39,7 @@ class Row:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     forced: list[bool] = field(default_factory=list)
+    supports: list[Ids] = field(default_factory=list)
     finish: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -63,8 +64,8 @@ class Node:
     def done(self) -> bool:
         return self.rows[0].finish is not None
 
-    def take(self, token: int, logprob: float, *, forced: bool = False) -> None:
-        """Give every row its next token."""
+    def take(self, token: int, logprob: float, *, forced: bool = False, support: Ids = ()) -> None:
+        """Give every row its next token; `support` are the tokens it was drawn from, where the sampling truncates."""
         head = self.rows[0]
         if self.matcher is not None:
             self.matcher.consume_token(token)
@@ -74,6 +75,8 @@ class Node:
             row.ids.append(token)
             row.logprobs.append(logprob)
             row.forced.append(forced)
+            if row.sampling.truncates:
+                row.supports.append(support)
             row.finish = FinishReason.STOP if stopped else FinishReason.LENGTH if spent else None
         self.pending.append(token)
 
@@ -350,6 +353,9 @@ def draw(logits: torch.Tensor, nodes: list[Node], masks: Masks) -> list[tuple[in
     for index, node in enumerate(nodes):
         warm = samplings[index].temperature > 0
         cumulative = logprobs[index].double().exp().cumsum(-1) if warm else None
+        support: Ids = ()
+        if samplings[index].truncates:
+            support = tuple(torch.nonzero(logprobs[index] > -torch.inf)[:, 0].tolist())
         split: dict[int, list[Row]] = {}
         for row in node.rows:
             token = best[index]
@@ -364,7 +370,7 @@ def draw(logits: torch.Tensor, nodes: list[Node], masks: Masks) -> list[tuple[in
             if matcher is not None and number < len(split) - 1:
                 matcher = matcher.deep_copy()
             child = Node(together, matcher)
-            child.take(token, float(logprobs[index, token]) if warm else 0.0)
+            child.take(token, float(logprobs[index, token]) if warm else 0.0, support=support)
             child.settle(masks)
             children.append((index, child))
     return children

@@ -149,6 +149,7 @@ class LocalEngine:
             ids=tuple(row.ids),
             logprobs=tuple(row.logprobs),
             forced=tuple(row.forced),
+            supports=tuple(row.supports),
             weights_version=self.weights_version,
             sampling=row.sampling,
             grammar=request.grammar,

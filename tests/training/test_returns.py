@@ -1,0 +1,147 @@
+"""From groups to weighted rows: signal, shaping, over-long turns, denominators."""
+
+import pytest
+
+from midflight.agent.types import (
+    Action,
+    Answer,
+    ErrorKind,
+    Generation,
+    Query,
+    StopReason,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+from midflight.config import GigpoConfig, ShapingConfig, TrainingConfig
+from midflight.engines.base import FinishReason, Sampling
+from midflight.tasks.base import Task
+from midflight.training.returns import Place, advantages, carries_signal, rows_of, turn_kl, weighted_rows
+from midflight.training.rollouts import Group
+
+TASK = Task("t", "Q?", "A")
+PLAIN = TrainingConfig()
+
+
+def trajectory(lengths, stop=StopReason.FINISHED, errors=(), cut=False, prompts=None):
+    """Turns of so many tokens, the last of each forced."""
+    turns = []
+    for index, length in enumerate(lengths, 1):
+        drawn = Generation(
+            text="x",
+            finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
+            prompt_ids=(1, 2) if prompts is None else prompts[index - 1],
+            ids=tuple(range(length)),
+            logprobs=(-1.0,) * length,
+            forced=(False,) * (length - 1) + (True,),
+            supports=((4, 5),) * length,
+            weights_version=7,
+            sampling=Sampling(temperature=0.7),
+            grammar="g",
+        )
+        error = errors[index - 1] if errors else None
+        turns.append(Turn(index, drawn, Action("", "a", "b"), None, ToolResult("r", error), Verdict(False)))
+    return Trajectory(Query("Q?"), tuple(turns), stop, Answer("A"))
+
+
+def trained(groups, settings=PLAIN):
+    return weighted_rows(groups, rows_of(groups), advantages(groups, settings), settings)
+
+
+def settings(**changes):
+    return TrainingConfig(**changes)
+
+
+def test_rows_weigh_every_trajectory_and_every_turn_alike():
+    group = Group(TASK, (trajectory([3]), trajectory([2, 5])), (1.0, 0.0))
+    rows = trained([group, group])
+    assert [row.advantage for row in rows] == [1.0, -1.0, -1.0] * 2
+    # 1 / (2 groups * 2 trajectories * T_i * unforced tokens)
+    assert [row.weight for row in rows] == [1 / 8, 1 / 8, 1 / 32] * 2
+    assert sum(row.weight * (len(row.ids) - 1) for row in rows) == pytest.approx(1.0)
+    assert [row.trajectory for row in rows] == [0, 1, 1, 2, 3, 3]
+    assert (rows[0].temperature, rows[0].grammar, rows[0].weights_version) == (0.7, "g", 7)
+    assert rows[0].supports == ((4, 5),) * 3
+
+
+@pytest.mark.parametrize(("weighting", "weights"), [("turn", [1 / 6, 1 / 3, 1 / 12]), ("token", [1 / 7, 1 / 7, 1 / 7])])
+def test_other_denominators(weighting, weights):
+    group = Group(TASK, (trajectory([3]), trajectory([2, 5])), (1.0, 0.0))
+    rows = trained([group], settings(weighting=weighting))
+    assert [row.weight for row in rows] == pytest.approx(weights)
+    assert sum(row.weight * (len(row.ids) - 1) for row in rows) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("weighting", ["trajectory", "turn", "token"])
+def test_groups_without_signal_give_no_rows_and_do_not_count(weighting):
+    live = Group(TASK, (trajectory([3]), trajectory([3])), (1.0, 0.0))
+    dead = Group(TASK, (trajectory([3]), trajectory([3])), (1.0, 1.0))
+    chosen = settings(weighting=weighting)
+    assert trained([dead], chosen) == []
+    assert trained([live, dead], chosen) == trained([live], chosen)
+    assert carries_signal(live, PLAIN) and not carries_signal(dead, PLAIN)
+
+
+def test_a_trajectory_ended_by_infrastructure_is_left_out_of_the_group():
+    lost = trajectory([3], StopReason.INFRASTRUCTURE)
+    group = Group(TASK, (trajectory([3]), lost, trajectory([3]), trajectory([3])), (1.0, None, 0.0, 0.0))
+    (placed,) = advantages([group], PLAIN)
+    assert [turns[0] for turns in placed] == pytest.approx([1.4142136, -0.7071068, -0.7071068], abs=1e-6)
+    assert [row.weight for row in trained([group])] == [1 / (3 * 2)] * 3
+
+
+def test_the_number_of_turns_does_not_change_an_advantage():
+    rewards = (1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    mixed = Group(TASK, tuple(trajectory([2] * turns) for turns in (1, 1, 3, 3, 3, 3, 3, 3)), rewards)
+    (placed,) = advantages([mixed], PLAIN)
+    assert placed[0] == pytest.approx([1.7320508]) and placed[7] == pytest.approx([-0.5773503] * 3)
+    (wrong,) = advantages([mixed], settings(advantage="turn_normalised"))
+    assert wrong[0] == pytest.approx([2.92], abs=0.005)
+
+
+def test_a_turn_all_forced_trains_nothing_and_still_counts_as_a_turn():
+    group = Group(TASK, (trajectory([1, 3]), trajectory([3])), (1.0, 0.0))
+    assert list(rows_of([group])) == [Place(0, 0, 1), Place(0, 1, 0)]
+    assert [row.weight for row in trained([group])] == [1 / (2 * 2 * 2), 1 / (2 * 2)]
+
+
+def test_shaping_costs_are_taken_off_before_the_mean():
+    shaping = ShapingConfig(tool_error=0.5, format_error=0.25, length=0.01, turn=0.1)
+    failed = trajectory([3, 3], errors=[ErrorKind.TOOL_ERROR, ErrorKind.INVALID_ACTION])
+    group = Group(TASK, (failed, trajectory([3])), (1.0, 1.0))
+    chosen = settings(shaping=shaping, advantage="dr_grpo")
+    # 1 - (0.5 + 0.25 + 4 * 0.01 + 0.2) = 0.01 and 1 - (2 * 0.01 + 0.1) = 0.88
+    assert advantages([group], chosen) == [[pytest.approx([-0.435, -0.435]), pytest.approx([0.435])]]
+    assert carries_signal(group, chosen) and not carries_signal(group, PLAIN)
+
+
+def test_an_overlong_trajectory_is_kept_masked_or_penalised():
+    cut, full = trajectory([3], cut=True), trajectory([3])
+    crowded = trajectory([3], stop=StopReason.CONTEXT_OVERFLOW)
+    group = Group(TASK, (cut, full, crowded, full), (1.0, 1.0, 0.0, 0.0))
+    assert [row.advantage for row in trained([group])] == [1.0, 1.0, -1.0, -1.0]
+    masked = trained([group], settings(overlong="mask"))
+    assert [(row.advantage, row.trajectory, row.weight) for row in masked] == [(1.0, 1, 1 / 8), (-1.0, 3, 1 / 8)]
+    penalised = settings(overlong="penalise", overlong_penalty=2.0, advantage="dr_grpo")
+    assert [row.advantage for row in trained([group], penalised)] == [-0.5, 1.5, -1.5, 0.5]
+
+
+def test_gigpo_places_advantages_on_turns_by_their_prompts():
+    won = trajectory([3, 3], prompts=[(1,), (1, 2)])
+    lost = trajectory([3, 3], prompts=[(1,), (1, 3)])
+    chosen = settings(advantage="gigpo", gigpo=GigpoConfig(step_weight=0.5, discount=1.0))
+    rows = trained([Group(TASK, (won, lost), (1.0, 0.0))], chosen)
+    assert [row.advantage for row in rows] == [1.5, 1.0, -1.5, -1.0]
+
+
+def test_kl_in_the_reward_is_a_cost_of_the_turn():
+    group = Group(TASK, (trajectory([3]), trajectory([3])), (1.0, 1.0))
+    chosen = settings(kl_in="reward", kl_estimate="k1", kl_beta=0.1, advantage="dr_grpo")
+    rows = rows_of([group])
+    for place, reference in ((Place(0, 0, 0), (-3.0, -2.0, 0.0)), (Place(0, 1, 0), (-1.0, -1.0, 0.0))):
+        rows[place] = rows[place].__class__(**{**vars(rows[place]), "reference": reference})
+    assert turn_kl(rows[Place(0, 0, 0)], chosen) == pytest.approx(0.1 * (2.0 + 1.0))
+    placed = advantages([group], chosen, rows)
+    assert placed == [[pytest.approx([-0.15]), pytest.approx([0.15])]]
+    assert advantages([group], settings(advantage="dr_grpo"), rows) == [[[0.0], [0.0]]]
