@@ -210,7 +210,7 @@ class TrainingConfig(Section):
     refill_factor: float = Field(default=1.0, ge=1.0, le=100.0)
     """Dynamic sampling: draw more queries while groups lack signal, up to this many times `queries_per_step`."""
     pack_tokens: int = Field(default=2048, ge=64)
-    """Most new tokens in one forward of the update, unless one row alone has more."""
+    """Most new tokens in one forward of the update."""
     max_drift: float = Field(default=1e-4, gt=0)
     """Largest |sampler - trainer| log-prob of a trained token before the run stops."""
     curriculum: CurriculumConfig | None = None

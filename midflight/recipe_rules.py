@@ -194,11 +194,6 @@ def _check_training(recipe: Recipe) -> None:
     for beta in training.betas:
         if not 0 <= beta < 1:
             raise RecipeError(f"training.betas = {list(training.betas)}: each must be at least 0 and below 1")
-    if training.pack_tokens < recipe.agent.planner.max_tokens:
-        raise RecipeError(
-            f"training.pack_tokens = {training.pack_tokens}: a turn may have agent.planner.max_tokens = "
-            f"{recipe.agent.planner.max_tokens} tokens and must fit; set training.pack_tokens to at least that"
-        )
     queries = training.queries_per_step
     if training.refill_factor > 1 and training.most_queries == queries:
         least = math.ceil(100 * (1 + 1 / queries)) / 100

@@ -1,6 +1,6 @@
 """Losses: pure functions on the log-probs of trained tokens. Denominators are inside the weights, global and explicit.
 
-Invariant: a loss is a weighted sum over tokens (over turns for `gspo`), so splitting, merging, permuting, padding or
+Invariant: a loss is a weighted sum over tokens, so splitting, merging, permuting, padding or
 packing the rows leaves its value and gradient unchanged.
 """
 
@@ -19,7 +19,7 @@ class LossInputs:
     gradient.
 
     `weights` hold the whole denominator, such as 1 / (groups * G * T_i * |a_i^t|) for each token of turn t of
-    trajectory i. `turns` says which tokens belong to one turn (needed by `gspo`, which has to see whole turns).
+    trajectory i. `turn_gaps` are the mean of logprob - behaviour over the turn a token belongs to (for `gspo`);
     `corrections` multiply the policy's term of a token: truncated importance weights.
     """
 
@@ -29,7 +29,7 @@ class LossInputs:
     weights: Tensor
     reference: Tensor | None = None
     entropies: Tensor | None = None
-    turns: Tensor | None = None
+    turn_gaps: Tensor | None = None
     corrections: Tensor | None = None
 
 
@@ -76,15 +76,12 @@ def ppo_clip(inputs: LossInputs, clip: Clip) -> Surrogate:
 def gspo(inputs: LossInputs, clip: Clip) -> Surrogate:
     """The same with one ratio a turn: s = exp(mean over the turn's tokens of logprob - behaviour) (arXiv 2507.18071).
 
-    Here a sequence is a turn's trained tokens. All of a turn have to be among the inputs.
+    Here a sequence is a turn's trained tokens. Each token has the term sg(s) exp(logprob - sg(logprob)): summed over a
+    turn, value and gradient are those of the sequence's, and a turn may come in pieces.
     """
-    assert inputs.turns is not None, "gspo needs to know the turns"
-    index = torch.unique(inputs.turns, return_inverse=True)[1]
-    gaps = inputs.logprobs - inputs.behaviour
-    count = int(index.max()) + 1 if index.numel() else 0
-    sums = torch.zeros(count, dtype=gaps.dtype, device=gaps.device).index_add(0, index, gaps)
-    sizes = torch.bincount(index, minlength=count)
-    return _clipped((sums / sizes).exp()[index], inputs.advantages, clip)
+    assert inputs.turn_gaps is not None, "gspo needs the means over turns"
+    here = (inputs.logprobs - inputs.logprobs.detach()).exp()
+    return _clipped(inputs.turn_gaps.exp() * here, inputs.advantages, clip)
 
 
 def cispo(inputs: LossInputs, clip: Clip) -> Surrogate:

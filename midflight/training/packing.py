@@ -1,18 +1,22 @@
-"""Rows as a tree: whatever beginning rows share is one node, over turns and group members.
+"""Rows as a tree: whatever beginning rows share is computed once, over turns and group members.
 
-The beginning that all rows share (the trunk: system prompt, tools, examples) is kept apart and computed once an
-update; the rest is cut into packs, each a tree of at most `budget` tokens with a mask that lets a token see only its
-own ancestors. Invariant: every trained token of every row is predicted from exactly the tokens before it.
+A pack is what one forward computes: at most `budget` tokens, behind packs that are computed before it. Where more than
+fits goes on from one beginning, the beginning is a pack of its own, a chain, and what follows are its branches.
+Invariants: every trained token of every row is predicted from exactly the tokens before it; no pack exceeds the budget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from os.path import commonprefix
 
 import numpy as np
 
 Ids = tuple[int, ...]
+LEAST_CHAIN = 32
+"""Tokens that a beginning must have to be worth a forward of its own; shorter ones are computed in each branch."""
 SCORED_AT_ONCE = 128
 """Distributions over the vocabulary that an update holds at a time."""
 
@@ -51,21 +55,31 @@ class Term:
 
 @dataclass
 class Pack:
-    """A tree of N tokens behind the trunk. `parents[i]` is the token before i in the pack, -1 for the trunk's end."""
+    """A tree of N tokens behind `start` others. `parents[i]` is the token before i in the pack, -1 for those before it.
 
+    `branches` go on from the pack's last token.
+    """
+
+    start: int
     ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     terms: list[Term] = field(default_factory=list)
+    branches: list[Pack] = field(default_factory=list)
 
     def visible(self) -> np.ndarray:
-        """Boolean [N, N]: token i sees token j (itself and its ancestors)."""
-        mask = np.zeros((len(self.ids), len(self.ids)), dtype=bool)
+        """Boolean [N, start + N]: token i sees all that is before the pack, its ancestors and itself."""
+        mask = np.zeros((len(self.ids), self.start + len(self.ids)), dtype=bool)
+        mask[:, : self.start] = True
         for index, parent in enumerate(self.parents):
             if parent >= 0:
                 mask[index] = mask[parent]
-            mask[index, index] = True
+            mask[index, self.start + index] = True
         return mask
+
+    def all(self) -> list[Pack]:
+        """The pack and all that goes on from it, in the order they are computed."""
+        return [self, *(pack for branch in self.branches for pack in branch.all())]
 
 
 @dataclass(frozen=True)
@@ -73,19 +87,12 @@ class PackedBatch:
     """All rows of an update. `total_tokens` is what they would take unpacked, `unique_tokens` what they take here."""
 
     rows: tuple[Row, ...]
-    trunk: Ids
-    packs: tuple[Pack, ...]
-    budget: int = 0
+    roots: tuple[Pack, ...]
+    budget: int
 
-    def forwards(self) -> list[list[Pack]]:
-        """The packs in order of length, as many together as fit the budget when padded to the longest of them."""
-        made: list[list[Pack]] = []
-        for pack in sorted(self.packs, key=lambda pack: len(pack.ids)):
-            if made and len(pack.ids) * (len(made[-1]) + 1) <= self.budget:
-                made[-1].append(pack)
-            else:
-                made.append([pack])
-        return made
+    @property
+    def packs(self) -> list[Pack]:
+        return [pack for root in self.roots for pack in root.all()]
 
     @property
     def total_tokens(self) -> int:
@@ -93,65 +100,83 @@ class PackedBatch:
 
     @property
     def unique_tokens(self) -> int:
-        return len(self.trunk) + sum(len(pack.ids) for pack in self.packs)
-
-
-def common_beginning(sequences: Sequence[Ids]) -> Ids:
-    """The longest beginning all sequences share."""
-    low, high = min(sequences), max(sequences)
-    for index, (a, b) in enumerate(zip(low, high, strict=False)):
-        if a != b:
-            return low[:index]
-    return low[: min(len(low), len(high))]
+        return sum(len(pack.ids) for pack in self.packs)
 
 
 def pack_rows(rows: Sequence[Row], budget: int) -> PackedBatch:
-    """Pack rows in their order; a row longer than half the budget behind the trunk gets a pack of its own.
+    """Pack rows into forwards of at most `budget` tokens."""
+    return PackedBatch(tuple(rows), tuple(_Packer(rows, budget).grow(0, len(rows), 0)), budget)
 
-    A token attends to its whole pack, and what packs share is computed in each: a pack is half the budget.
+
+class _Packer:
+    """Cuts the tree of `rows` into packs.
+
+    `paths` are what the rows feed the model, in lexical order, so that a subtree is a run of neighbours; `shared[k]` is
+    how many tokens path k begins with that path k - 1 begins with too.
     """
-    if not rows:
-        return PackedBatch((), (), ())
-    prompts = [row.prompt_ids for row in rows]
-    trunk = common_beginning(prompts)[: min(map(len, prompts)) - 1]
-    packs: list[Pack] = []
-    children: dict[tuple[int, int], int] = {}
-    for number, row in enumerate(rows):
-        path = (row.prompt_ids + row.ids)[len(trunk) : -1]  # the last token predicts nothing
-        if not packs or len(packs[-1].ids) + _missing(path, children) > budget // 2:
-            packs.append(Pack())
-            children = {}
-        _insert(packs[-1], children, number, row, path, len(trunk))
-    return PackedBatch(tuple(rows), trunk, tuple(pack for pack in packs if pack.terms), budget)
 
+    def __init__(self, rows: Sequence[Row], budget: int) -> None:
+        self.budget = budget
+        fed = [(row.prompt_ids + row.ids[:-1], number) for number, row in enumerate(rows)]  # the last predicts nothing
+        fed.sort()
+        self.paths = [path for path, _ in fed]
+        self.numbers = [number for _, number in fed]
+        self.rows = [rows[number] for number in self.numbers]
+        pairs = zip(self.paths, self.paths[1:], strict=False)
+        self.shared = [0, *(len(commonprefix(pair)) for pair in pairs)]
+        self.new = [0, *accumulate(len(path) - own for path, own in zip(self.paths, self.shared, strict=False))]
 
-def _missing(path: Ids, children: dict[tuple[int, int], int]) -> int:
-    """How many tokens of `path` the pack does not hold yet."""
-    node = -1
-    for index, token in enumerate(path):
-        child = children.get((node, token))
-        if child is None:
-            return len(path) - index
-        node = child
-    return 0
+    def grow(self, first: int, last: int, start: int) -> list[Pack]:
+        """The packs of rows [first, last), whose first `start` tokens are one and computed before."""
+        if self._size(first, last, start) <= self.budget:
+            return self._leaf(first, last, start)
+        common = min([len(self.paths[first]), *self.shared[first + 1 : last]])
+        if common - start >= min(LEAST_CHAIN, self.budget) or first + 1 == last:
+            end = min(common, start + self.budget)
+            chain = self._chain(first, last, start, end)
+            chain.branches = self.grow(first, last, end)
+            return [chain]
+        packs = []
+        cuts = [first, *(k for k in range(first + 1, last) if self.shared[k] == common), last]
+        while len(cuts) > 1:
+            begin, count = cuts[0], 1
+            while count + 1 < len(cuts) and self._size(begin, cuts[count + 1], start) <= self.budget:
+                count += 1
+            packs += self.grow(begin, cuts[count], start)
+            cuts = cuts[count:]
+        return packs
 
+    def _size(self, first: int, last: int, start: int) -> int:
+        """Tokens of the subtree of rows [first, last) behind `start`."""
+        return len(self.paths[first]) - start + self.new[last] - self.new[first + 1] if first < last else 0
 
-def _insert(
-    pack: Pack, children: dict[tuple[int, int], int], number: int, row: Row, path: Ids, trunk_length: int
-) -> None:
-    node = -1
-    nodes = []
-    for index, token in enumerate(path):
-        child = children.get((node, token))
-        if child is None:
-            child = len(pack.ids)
-            children[node, token] = child
-            pack.ids.append(token)
-            pack.parents.append(node)
-            pack.depths.append(trunk_length + index)
-        node = child
-        nodes.append(node)
-    start = len(row.prompt_ids) - trunk_length - 1
-    for position, forced in enumerate(row.forced):
-        if not forced:
-            pack.terms.append(Term(number, position, nodes[start + position]))
+    def _leaf(self, first: int, last: int, start: int) -> list[Pack]:
+        pack = Pack(start)
+        line: list[int] = []  # the pack's nodes of the path at hand
+        for k in range(first, last):
+            path = self.paths[k]
+            del line[(self.shared[k] if k > first else start) - start :]
+            for depth in range(start + len(line), len(path)):
+                pack.parents.append(line[-1] if line else -1)
+                line.append(len(pack.ids))
+                pack.ids.append(path[depth])
+                pack.depths.append(depth)
+            pack.terms += self._terms(k, start, len(path), line)
+        return [pack] if pack.ids else []
+
+    def _chain(self, first: int, last: int, start: int, end: int) -> Pack:
+        size = end - start
+        pack = Pack(start, list(self.paths[first][start:end]), list(range(-1, size - 1)), list(range(start, end)))
+        for k in range(first, last):
+            pack.terms += self._terms(k, start, end, range(size))
+        return pack
+
+    def _terms(self, k: int, start: int, end: int, nodes: Sequence[int]) -> list[Term]:
+        """The trained tokens of a row that its tokens [start, end) predict; `nodes` are the pack's for these."""
+        row = self.rows[k]
+        before = len(row.prompt_ids) - 1
+        return [
+            Term(self.numbers[k], position, nodes[before + position - start])
+            for position, forced in enumerate(row.forced)
+            if not forced and start <= before + position < end
+        ]

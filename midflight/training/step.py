@@ -168,6 +168,9 @@ class Updater:
 
     def _step(self, rows: list[Row], metrics: UpdateMetrics, *, share: float, check: bool) -> None:
         """One optimizer step on `rows`, which are `share` of the first pass (0: of a later one)."""
+        gaps: list[float] = []
+        if self.settings.loss == "gspo":
+            gaps = self._turn_gaps(rows)
 
         def gradients(budget: int) -> tuple[PackedBatch, UpdateMetrics]:
             self.optimizer.zero_grad(set_to_none=True)
@@ -177,7 +180,7 @@ class Updater:
                     model,
                     self.masks,
                     batch,
-                    lambda pack, scores: self._loss(batch, pack, scores, part, check=check),
+                    lambda pack, scores: self._loss(batch, pack, scores, part, gaps, check=check),
                     entropy_grad=self.settings.entropy_beta > 0,
                 )
             return batch, part
@@ -250,8 +253,32 @@ class Updater:
                 f"{self.settings.max_drift:g} (token {ids[worst]}; {metrics.drift_cause})"
             )
 
+    def _turn_gaps(self, rows: list[Row]) -> list[float]:
+        """Mean of logprob - behaviour over each row's trained tokens, under the present weights: a forward pass."""
+
+        def score(budget: int) -> list[tuple[float, ...]]:
+            return score_rows(self.sampler, self.masks, pack_rows(rows, budget))
+
+        means = []
+        for row, scored in zip(rows, self._fitting(score), strict=True):
+            behaviour = self._behaviour(row)
+            gaps = [scored[j] - behaviour[j] for j, forced in enumerate(row.forced) if not forced]
+            means.append(sum(gaps) / len(gaps))
+        return means
+
+    def _behaviour(self, row: Row) -> tuple[float, ...]:
+        """The log-probs a row's ratios are to."""
+        return row.logprobs if self.settings.importance_cap is None or row.old is None else row.old
+
     def _loss(
-        self, batch: PackedBatch, pack: Pack, scores: Scores, metrics: UpdateMetrics, *, check: bool
+        self,
+        batch: PackedBatch,
+        pack: Pack,
+        scores: Scores,
+        metrics: UpdateMetrics,
+        gaps: Sequence[float],
+        *,
+        check: bool,
     ) -> torch.Tensor:
         settings = self.settings
         terms = [pack.terms[number] for number in scores.terms]
@@ -277,12 +304,12 @@ class Updater:
         output = objective(
             LossInputs(
                 logprobs=scores.logprobs,
-                behaviour=drawn if corrections is None or old is None else old,
+                behaviour=tensor([self._behaviour(row)[term.position] for row, term in zip(rows, terms, strict=True)]),
                 advantages=tensor([row.advantage for row in rows]),
                 weights=tensor([row.weight for row in rows]),
                 reference=of_token("reference"),
                 entropies=scores.entropies,
-                turns=torch.tensor([term.row for term in terms], device=scores.logprobs.device),
+                turn_gaps=tensor([gaps[term.row] for term in terms]) if gaps else None,
                 corrections=corrections,
             ),
             surrogate=settings.loss,

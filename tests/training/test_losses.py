@@ -51,10 +51,12 @@ def tokens_of(groups):
 
 def inputs_of(groups, weighting, cap):
     found = list(tokens_of(groups))
-    numbers = {place: index for index, place in enumerate(dict.fromkeys(place for _, _, place, _, _ in found))}
 
     def column(values):
         return torch.tensor(list(values), dtype=torch.float64)
+
+    def gap(turn):
+        return oracle.mean([one.new - (one.drawn if cap is None else one.old) for one in turn.tokens])
 
     drawn, old = column(one.drawn for one, *_ in found), column(one.old for one, *_ in found)
     return LossInputs(
@@ -64,7 +66,7 @@ def inputs_of(groups, weighting, cap):
         weights=column(oracle.weight(groups, group, path, turn, weighting) for _, turn, _, path, group in found),
         reference=column(one.ref for one, *_ in found),
         entropies=column(one.entropy for one, *_ in found),
-        turns=torch.tensor([numbers[place] for _, _, place, _, _ in found]),
+        turn_gaps=column(gap(turn) for _, turn, *_ in found),
         corrections=None if cap is None else importance_corrections(drawn, old, cap),
     )
 
@@ -140,44 +142,18 @@ def test_permuting_splitting_merging_and_padding_change_nothing(variant, groups,
     whole = loss_of(inputs, variant)
     (expected,) = torch.autograd.grad(whole, inputs.logprobs)
 
-    turns = inputs.turns.unique().tolist()
-    rng.shuffle(turns)
-    shares = [turns[start : start + cut] for start in range(0, len(turns), cut)]
-    padding = LossInputs(*(torch.zeros(3, dtype=torch.float64) for _ in range(4)), torch.zeros(3, dtype=torch.float64))
+    order = list(range(len(inputs.weights)))
+    rng.shuffle(order)
     parts = []
-    for share in shares:  # micro-batches of whole turns, shuffled within
-        index = [place for place, one in enumerate(inputs.turns.tolist()) if one in share]
-        rng.shuffle(index)
-        part = chosen(inputs, index)
-        padded = {
-            name: None
-            if (value := getattr(part, name)) is None
-            else torch.cat([value, torch.full((3,), -1) if name == "turns" else padding.weights])
-            for name in LossInputs.__dataclass_fields__
-        }
+    for start in range(0, len(order), cut):  # micro-batches of any tokens, each padded with tokens of weight 0
+        part = chosen(inputs, order[start : start + cut])
+        values = {name: getattr(part, name) for name in LossInputs.__dataclass_fields__}
+        zeros = torch.zeros(3, dtype=torch.float64)
+        padded = {name: None if value is None else torch.cat([value, zeros]) for name, value in values.items()}
         parts.append(loss_of(LossInputs(**padded), variant))
     assert float(sum(parts).detach()) == pytest.approx(float(whole.detach()), abs=1e-9)
     (found,) = torch.autograd.grad(sum(parts), inputs.logprobs)
     assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-9)
-
-
-@pytest.mark.parametrize("surrogate", ["ppo_clip", "cispo", "reinforce"])
-def test_a_token_loss_may_see_a_turn_in_pieces(surrogate):
-    groups = [
-        [
-            Trajectory(0.0, [Turn([Token(-1.0, -1.2), Token(-0.5, -0.4)], 1.5)]),
-            Trajectory(0.0, [Turn([Token(-2.0, -1.0)], -1.0)]),
-        ]
-    ]
-    inputs = inputs_of_plain(groups)
-    parts = [objective(chosen(inputs, [index]), surrogate=surrogate).loss for index in range(3)]
-    assert float(sum(parts)) == pytest.approx(float(objective(inputs, surrogate=surrogate).loss), abs=1e-12)
-
-
-def inputs_of_plain(groups):
-    for single, *_ in tokens_of(groups):
-        single.old = single.drawn
-    return inputs_of(groups, "trajectory", None)
 
 
 def test_cispo_keeps_the_gradient_where_ppo_loses_it():

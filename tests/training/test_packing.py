@@ -1,8 +1,8 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midflight.training.packing import Row, common_beginning, pack_rows
+from midflight.training.packing import Row, pack_rows
 
 
 def row(prompt, ids, forced=None):
@@ -14,34 +14,74 @@ def row(prompt, ids, forced=None):
         forced=tuple(forced or [False] * len(ids)),
         temperature=1.0,
         grammar=None,
-        advantage=1.0,
-        weight=1.0,
     )
 
 
 def context(batch, pack, node):
-    """The tokens a node of a pack sees, in order, the trunk first."""
-    seen = np.flatnonzero(pack.visible()[node])
-    return batch.trunk + tuple(pack.ids[i] for i in sorted(seen, key=lambda i: pack.depths[i]))
+    """The tokens that a node of a pack sees, in order: those of the packs before it, then of its own."""
+
+    def before(packs, wanted):
+        for one in packs:
+            if one is wanted:
+                return ()
+            found = before(one.branches, wanted)
+            if found is not None:
+                return tuple(one.ids) + found
+        return None
+
+    line = before(batch.roots, pack)
+    mask = pack.visible()[node]
+    assert len(line) == pack.start and mask[: pack.start].all()
+    seen = np.flatnonzero(mask[pack.start :])
+    assert [pack.depths[i] for i in seen] == list(range(pack.start, pack.start + len(seen)))
+    return line + tuple(pack.ids[i] for i in seen)
 
 
 def test_shared_beginnings_are_held_once():
     rows = [row([1, 2, 3], [7, 8]), row([1, 2, 3], [7, 9]), row([1, 2, 4], [7, 8])]
     batch = pack_rows(rows, 100)
-    assert batch.trunk == (1, 2)
     (pack,) = batch.packs
-    assert pack.ids == [3, 7, 4, 7]  # the last token of a row predicts nothing
-    assert pack.parents == [-1, 0, -1, 2]
-    assert pack.depths == [2, 3, 2, 3]
+    assert pack.ids == [1, 2, 3, 7, 4, 7]  # the last token of a row predicts nothing
+    assert pack.parents == [-1, 0, 1, 2, 1, 4]
+    assert pack.depths == [0, 1, 2, 3, 2, 3]
     assert [(term.row, term.position, term.node) for term in pack.terms] == [
-        (0, 0, 0),
-        (0, 1, 1),
-        (1, 0, 0),
-        (1, 1, 1),
-        (2, 0, 2),
-        (2, 1, 3),
+        (0, 0, 2),
+        (0, 1, 3),
+        (1, 0, 2),
+        (1, 1, 3),
+        (2, 0, 4),
+        (2, 1, 5),
     ]
     assert (batch.unique_tokens, batch.total_tokens) == (6, 15)
+
+
+def test_what_does_not_fit_goes_on_from_a_chain_that_is_computed_once():
+    common, members = list(range(40)), [[100, 101, 102], [110, 111, 112], [120, 121, 122]]
+    rows = [row(common + member, [7, 8]) for member in members]
+    batch = pack_rows(rows, 45)
+    (chain,) = batch.roots
+    assert (chain.start, chain.ids, chain.parents) == (0, common, list(range(-1, 39)))
+    (branch,) = chain.branches
+    assert (branch.start, branch.ids, branch.parents[::4]) == (
+        40,
+        [100, 101, 102, 7, 110, 111, 112, 7, 120, 121, 122, 7],
+        [-1, -1, -1],
+    )
+    assert batch.unique_tokens == 40 + 3 * 4
+    assert pack_rows(rows, 44).unique_tokens == 52
+
+
+def test_a_beginning_too_short_for_a_forward_of_its_own_is_repeated():
+    rows = [row([1, 2, 3, *range(first, first + 30)], [7]) for first in (100, 200)]
+    batch = pack_rows(rows, 34)
+    assert [len(pack.ids) for pack in batch.packs] == [33, 33]
+    assert all(pack.start == 0 for pack in batch.packs)
+
+
+def test_a_row_longer_than_the_budget_is_a_chain_of_packs():
+    (first,) = pack_rows([row(range(100), [7, 8, 9])], 40).roots
+    assert [(pack.start, len(pack.ids)) for pack in first.all()] == [(0, 40), (40, 40), (80, 22)]
+    assert [(term.position, term.node) for term in first.all()[2].terms] == [(0, 19), (1, 20), (2, 21)]
 
 
 def test_forced_tokens_are_not_trained():
@@ -50,33 +90,33 @@ def test_forced_tokens_are_not_trained():
 
 
 def test_no_rows_no_packs():
-    assert pack_rows([], 10).packs == ()
+    assert pack_rows([], 10).packs == []
 
 
-def test_a_prompt_that_is_all_trunk_still_predicts_its_first_token():
-    batch = pack_rows([row([1, 2, 3], [7]), row([1, 2, 3], [8])], 10)
-    assert batch.trunk == (1, 2)
-    assert batch.packs[0].ids == [3]
+tokens = st.lists(st.integers(0, 2), min_size=1, max_size=70)
 
 
-def test_common_beginning():
-    assert common_beginning([(1, 2, 3), (1, 2), (1, 2, 9)]) == (1, 2)
-    assert common_beginning([(1,), (2,)]) == ()
-
-
-tokens = st.lists(st.integers(0, 3), min_size=1, max_size=6)
-
-
-@given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8), st.integers(1, 12))
-def test_every_term_sees_exactly_the_tokens_before_it_and_packs_keep_the_budget(pairs, budget):
-    rows = [row([5, *prompt], ids) for prompt, ids in pairs]
+@settings(deadline=None)
+@given(st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8), st.integers(1, 60), st.randoms())
+def test_every_term_sees_exactly_the_tokens_before_it_and_no_pack_exceeds_the_budget(pairs, budget, rng):
+    stem = [rng.randint(0, 2) for _ in range(rng.choice([1, 50]))]
+    rows = [row(stem + prompt, ids) for prompt, ids in pairs]
     batch = pack_rows(rows, budget)
-    met = set()
+    met = []
     for pack in batch.packs:
-        alone = len({term.row for term in pack.terms}) == 1
-        assert len(pack.ids) <= budget // 2 or alone
+        assert 0 < len(pack.ids) <= budget
+        assert not pack.branches or pack.parents == list(range(-1, len(pack.ids) - 1))
         for term in pack.terms:
             one = rows[term.row]
             assert context(batch, pack, term.node) == one.prompt_ids + one.ids[: term.position]
-            met.add((term.row, term.position))
-    assert met == {(number, position) for number, one in enumerate(rows) for position in range(len(one.ids))}
+            met.append((term.row, term.position))
+    assert sorted(met) == [(number, position) for number, one in enumerate(rows) for position in range(len(one.ids))]
+    assert batch.unique_tokens >= len(tree_of(rows))
+    if budget >= len(tree_of(rows)):
+        assert batch.unique_tokens == len(tree_of(rows))
+
+
+def tree_of(rows):
+    """Every beginning of what the rows feed the model."""
+    paths = [one.prompt_ids + one.ids[:-1] for one in rows]
+    return {path[:end] for path in paths for end in range(1, len(path) + 1)}
