@@ -78,7 +78,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 new(made(*RIGHT), 1.0, None, phase="after", task=unknown),
             ],
         )
-    (tmp_path / "r/recipe.yaml").write_text(yaml.safe_dump(resolved(load_recipe("quickstart", ["seed=7"]))))
+    (tmp_path / "r/recipe.yaml").write_text(
+        yaml.safe_dump(resolved(load_recipe("quickstart", ["seed=7", "evaluation.concurrency=3"])))
+    )
     return tmp_path
 
 
@@ -87,7 +89,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
-        self.closed = 0
+        self.closed = self.running = self.most = 0
         self.down = False
 
     def flow(self) -> AgentFlow:
@@ -101,7 +103,14 @@ class Builder:
 
     def build_agent(self, recipe: Any, model: str, *, tools: Any, training: bool) -> Any:
         self.calls.append((recipe.seed, model, tools, training))
-        return types.SimpleNamespace(flow=self.flow(), close=self.close)
+        return types.SimpleNamespace(flow=types.SimpleNamespace(run=self.run), close=self.close)
+
+    async def run(self, query: Query, **begun: Any) -> Trajectory:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        done = await self.flow().run(query, **begun)
+        self.running -= 1
+        return done
 
     def close(self) -> None:
         self.closed += 1
@@ -142,6 +151,7 @@ def test_the_wrong_turn_is_marked(folder: Path, builder: Builder, capsys: pytest
     assert printed.err.startswith("loading r/checkpoints/step-00009\ncontinuing: ")
     assert "continuing: 32/32" in printed.err
     assert builder.calls == [(7, "r/checkpoints/step-00009", (), True)]
+    assert builder.most == 3
 
 
 def test_undecided(folder: Path, builder: Builder, capsys: pytest.CaptureFixture[str]) -> None:
