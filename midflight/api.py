@@ -1,4 +1,4 @@
-"""The short way in from Python: your tools, your questions, a few steps of training.
+"""The short way in from Python: your tools, your questions, a few steps of training, and which turns decided.
 
 It makes the recipe that `midflight train` would read and calls the same trainer.
 """
@@ -17,6 +17,7 @@ from midflight.tasks.base import Task
 from midflight.tools.base import Tool
 
 if TYPE_CHECKING:
+    from midflight.evaluation.credit import TrajectoryCredit
     from midflight.training.trainer import TrainReport
 
 
@@ -99,3 +100,32 @@ def train_on(
     except KeyboardInterrupt:
         progress.note(f"interrupted; go on with the same program and train_on(..., resume=True) ({folder})")
         raise
+
+
+def credit(
+    run_dir: str | Path,
+    trajectory: int,
+    *,
+    tools: Sequence[Tool] = (),
+    model: str | None = None,
+    continuations: int = 16,
+    seed: int | None = None,
+) -> TrajectoryCredit:
+    """What each turn of a stored trajectory changed in the expected reward; `turning_point` is the turn that decided.
+
+    Args:
+        run_dir: the run's folder.
+        trajectory: its id in the run's store (`midflight credit --run RUN` lists them).
+        tools: your own tools, as in training.
+        model: who continues, at the training temperature; the run's newest checkpoint by default.
+        continuations: from each state.
+        seed: of the continuations; the run's by default.
+
+    Raises:
+        UserError: something given is wrong; one line.
+    """
+    from midflight.crediting import Continuing, credit_trajectory
+    from midflight.progress import Progress
+
+    how = Continuing(continuations, model, seed, tools)
+    return credit_trajectory(Path(run_dir), trajectory, how, Progress()).credit

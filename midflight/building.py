@@ -142,13 +142,16 @@ def local_engine(recipe: Recipe, loaded: LoadedModel, around: Callable[[], objec
         raise UserError(f"model.name = {model.name}: {error}") from error
 
 
-def build_agent(recipe: Recipe, model: str | None = None, *, tools: Sequence[Tool] | None = None) -> Built:
+def build_agent(
+    recipe: Recipe, model: str | None = None, *, tools: Sequence[Tool] | None = None, training: bool = False
+) -> Built:
     """An agent for solving and evaluating.
 
     Args:
         recipe: what the agent is made of.
         model: instead of `recipe.model.name`: a run folder, a checkpoint, a model folder or a Hub name.
         tools: the caller's own tools that the recipe names.
+        training: the planner draws at the training temperature.
 
     Raises:
         UserError: the model cannot be loaded or the prompt does not fit.
@@ -162,7 +165,7 @@ def build_agent(recipe: Recipe, model: str | None = None, *, tools: Sequence[Too
         same = base == planner_model.name
         frozen = planner if same else local_engine(recipe, load_named(recipe, base))
         engines += [] if same else [frozen]
-    flow = assemble(recipe, toolset, planner, frozen, training=False)
+    flow = assemble(recipe, toolset, planner, frozen, training=training)
     check_prompt_fits(recipe, flow, planner)
     return Built(flow, tuple(engines))
 

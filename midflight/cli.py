@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -206,6 +206,61 @@ def _check_model(model: str | None) -> None:
         from midflight.recipe_rules import check_model_name
 
         check_model_name(model, f"--model {model}")
+
+
+@app.command()
+def credit(
+    run: Annotated[Path, typer.Option(help="A run folder.")],
+    trajectory: Annotated[
+        int | None, typer.Argument(help="Its id in the run's store; without one the last are listed.")
+    ] = None,
+    continuations: Annotated[
+        int | None, typer.Option(min=1, help="From each state, at the training temperature. Default: 16.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Who continues. Default: the run's newest checkpoint.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the continuations. Default: the run's.")] = None,
+    group_only: Annotated[
+        bool, typer.Option("--group-only", help="No continuations and no model: the group's estimates alone.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write the values as a PNG.")] = None,
+    phase: Annotated[str | None, typer.Option(help="In the list: train, before or after.")] = None,
+    step: Annotated[int | None, typer.Option(help="In the list: a training step.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Which turn was the turning point: what each turn changed in the expected reward.
+
+    A state's value is the mean reward of continuations at the training temperature: greedy ones would all be the same.
+    """
+    drawn = {"--continuations": continuations, "--model": model, "--seed": seed}
+    if trajectory is None:
+        _refuse({**drawn, "--group-only": group_only, "--plot": plot}, "needs a TRAJECTORY; give its id")
+    else:
+        _refuse({"--phase": phase, "--step": step}, "filters the list; leave it out with a TRAJECTORY")
+    if group_only:
+        _refuse(drawn, "does nothing with --group-only; leave one of them out")
+    _check_model(model)
+
+    from midflight import crediting
+    from midflight.progress import Progress
+
+    if trajectory is None:
+        text, lines = crediting.list_trajectories(run, phase, step)
+        print(json.dumps(lines) if as_json else text)
+        return
+    if plot is not None:
+        crediting.check_plot(plot)
+    how = None if group_only else crediting.Continuing(continuations or crediting.CONTINUATIONS, model, seed)
+    credited = crediting.credit_trajectory(run, trajectory, how, Progress())
+    print(json.dumps(credited.to_json()) if as_json else crediting.render_credit(credited))
+    if plot is not None:
+        crediting.plot(plot, credited)
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Refuse the first option that was given."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise UserError(f"{name}: {why}")
 
 
 @app.command()

@@ -116,6 +116,18 @@ def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path, monkeypatc
     assert building.load_trained(recipe, "nobody/none")[1] == "nobody/none"
 
 
+@pytest.mark.parametrize(("training", "temperature"), [(False, 0.1), (True, 0.7)])
+def test_an_agent_draws_as_in_evaluation_unless_it_is_to_draw_as_in_training(
+    monkeypatch: pytest.MonkeyPatch, training: bool, temperature: float
+) -> None:
+    monkeypatch.setattr(building, "load_trained", lambda recipe, name: (SimpleNamespace(name=name), name))
+    monkeypatch.setattr(building, "local_engine", lambda recipe, loaded: ScriptedEngine([]))
+    monkeypatch.setattr(building, "check_prompt_fits", lambda recipe, flow, engine: None)
+    recipe = load_recipe("quickstart", ["agent.planner.temperature=0.7", "agent.planner.eval_temperature=0.1"])
+    planner = building.build_agent(recipe, training=training).flow.planner
+    assert isinstance(planner, LLMPlanner) and planner.sampling.temperature == temperature
+
+
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError) as caught:

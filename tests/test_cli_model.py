@@ -52,6 +52,18 @@ def test_solve_streams_and_eval_prints_one_object(model: Path, capsys: pytest.Ca
     assert "evaluating: 12/12" in printed.err
 
 
+def test_credit_continues_a_trajectory_of_a_run(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "quickstart", f"model.name={model}", *SMALL, "training.steps=1", "--run-dir", "r"]) == 0
+    capsys.readouterr()
+    assert run(["credit", "--run", "r", "--phase", "train", "--json"]) == 0
+    chosen = next(line for line in json.loads(capsys.readouterr().out) if line["turns"] > 1)
+    assert run(["credit", str(chosen["id"]), "--run", "r", "--continuations", "8", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["model"] == "r/checkpoints/step-00001" and said["lost"] == 0
+    assert [turn["before"]["n"] for turn in said["turns"]] == [8] * chosen["turns"]
+    assert said["turns"][0]["group_before"]["n"] == 4  # every member of the group was at the start
+
+
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model: Path, folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(midflight.__file__).parent.parent)}
     program = [sys.executable, "-m", "midflight"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -77,20 +77,35 @@ class AgentFlow:
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
 
     async def run(
-        self, query: Query, on_turn: Callable[[Turn], None] | None = None, cancel: asyncio.Event | None = None
+        self,
+        query: Query,
+        on_turn: Callable[[Turn], None] | None = None,
+        cancel: asyncio.Event | None = None,
+        *,
+        history: Sequence[Turn] = (),
+        analysis: str | None = None,
     ) -> Trajectory:
         """Run one query to its end.
 
         `on_turn` is called with each finished turn. Setting `cancel` ends the run with CANCELLED and the finished
         turns. After MAX_SECONDS, CANCELLED, CONTEXT_OVERFLOW and INFRASTRUCTURE the answer is None: the generator is
         not called. Cancelling the task itself raises `asyncio.CancelledError`, as everywhere.
+
+        With `history` the run goes on behind these finished turns, with which the trajectory then begins; `on_turn` and
+        the time limit see only what is new. Behind a turn that ended its run, the answer alone is left to make.
+        `analysis` stands for the query's analysis, which is then not made again.
+
+        Raises:
+            ValueError: the turns of `history` are not numbered 1, 2, and so on.
         """
         started = self.clock()
-        run = _Run(query, Memory(self.memory_tokens), cancel)
+        run = _Run(query, Memory(self.memory_tokens), cancel, analysis or "")
+        for turn in history:
+            run.memory.append(turn)
         error = ""
         try:
             async with _limit(self.max_seconds, cancel) as limit:
-                stop_reason = await self._loop(run, on_turn)
+                stop_reason = await self._loop(run, on_turn, analyse=analysis is None)
         except PromptTooLong as problem:
             stop_reason, error = StopReason.CONTEXT_OVERFLOW, str(problem)
         except InfrastructureError as problem:
@@ -101,11 +116,11 @@ class AgentFlow:
             stop_reason = StopReason.CANCELLED if _is_set(cancel) else StopReason.MAX_SECONDS
         return Trajectory(query, run.memory.turns, stop_reason, run.answer, run.analysis, error, self.clock() - started)
 
-    async def _loop(self, run: _Run, on_turn: Callable[[Turn], None] | None) -> StopReason:
-        if self.analyst is not None:
+    async def _loop(self, run: _Run, on_turn: Callable[[Turn], None] | None, *, analyse: bool) -> StopReason:
+        if self.analyst is not None and analyse:
             analyst = self.analyst
             run.analysis = await self._retried("analyst", lambda: analyst.analyse(run.query, self.toolset))
-        stop_reason: StopReason | None = None
+        stop_reason = self._stop_reason(run.memory.turns[-1]) if run.memory.turns else None
         while stop_reason is None:
             if _is_set(run.cancel):
                 return StopReason.CANCELLED

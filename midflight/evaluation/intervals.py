@@ -1,11 +1,13 @@
-"""How sure a mean is: percentile bootstrap, over questions.
+"""How sure a mean, or the difference of two, is: percentile bootstrap over questions; score intervals of proportions.
 
 Invariant: same values, same seed, same two numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -58,3 +60,42 @@ def bootstrap_mean(
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(means, [tail, 1.0 - tail])
     return float(low), float(high)
+
+
+def wilson(mean: float, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
+    """Score interval of a proportion (Wilson, 1927, Journal of the American Statistical Association 22: 209-212).
+
+    Of the mean of values anywhere in [0, 1] it is a conservative interval: their variance is at most
+    `mean * (1 - mean)`, which is a proportion's. Unlike the bootstrap's it has a width where all values are the same.
+
+    Args:
+        mean: in [0, 1].
+        n: values, at least 1.
+        confidence: of the two-sided interval.
+
+    Returns:
+        low, high, with `mean` between them.
+    """
+    if n < 1 or not 0.0 <= mean <= 1.0:
+        raise ValueError(f"mean={mean}, n={n}: a proportion is in [0, 1] and needs at least one value")
+    z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
+    centre = mean + z * z / (2 * n)
+    half = z * math.sqrt(mean * (1.0 - mean) / n + z * z / (4 * n * n))
+    scale = 1.0 + z * z / n
+    low, high = (centre - half) / scale, (centre + half) / scale
+    return max(0.0, min(low, mean)), min(1.0, max(high, mean))  # at 0 and 1 the bound is the mean, without rounding
+
+
+def difference(later: tuple[float, float, float], earlier: tuple[float, float, float]) -> tuple[float, float]:
+    """Interval of the difference of two independent means, each given as mean, low, high of one confidence.
+
+    Of Wilson intervals it is Newcombe's hybrid score interval (1998, Statistics in Medicine 17: 873-890, method 10);
+    that the same formula joins intervals of other kinds is Zou and Donner's (2008, Statistics in Medicine 27:
+    1693-1702). A number that is known is an interval without width.
+
+    Returns:
+        low, high of `later - earlier`.
+    """
+    (mean, low, high), (mean_0, low_0, high_0) = later, earlier
+    change = mean - mean_0
+    return change - math.hypot(mean - low, high_0 - mean_0), change + math.hypot(high - mean, mean_0 - low_0)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from midflight.evaluation.credit import TrajectoryCredit
 from midflight.evaluation.statistics import EvaluationResult
 from midflight.store.folder import RunFolder
 from midflight.store.metrics import read_metrics
@@ -139,6 +140,46 @@ def draw_accuracy(axes: Axes, results: Mapping[str, EvaluationResult]) -> None:
     axes.set_xticks(range(len(kinds) + 1), [*names, f"all\nn={sizes[len(kinds)]}"], fontsize=8)
     axes.set_ylim(0, 105)
     _finish(axes, "Accuracy on held-out questions, 95 % intervals", "kind of question", "accuracy (%)", steps=False)
+
+
+def write_credit_plot(path: Path, credit: TrajectoryCredit, actions: Sequence[str]) -> None:
+    """Draw a trajectory's values as a PNG; `actions` names each turn."""
+    _save(path, lambda axes: draw_credit(axes, credit, actions), max(8.0, 2.0 + 1.4 * len(actions)))
+
+
+def draw_credit(axes: Axes, credit: TrajectoryCredit, actions: Sequence[str]) -> None:
+    """Expected reward before the first turn and after each, with intervals; the turning point is a thick line."""
+    turns = credit.turns
+    estimates = [turns[0].before, *(turn.after for turn in turns)]
+    shown = [(place, found) for place, found in enumerate(estimates) if found is not None]
+    if shown:
+        means = [GAP if found is None else found.mean for found in estimates]
+        axes.plot(range(len(means)), means, color=_colour(0), linewidth=2, marker="o", label="continuations")
+        axes.errorbar(
+            [place for place, _ in shown],
+            [found.mean for _, found in shown],
+            yerr=[
+                [max(found.mean - found.low, 0.0) for _, found in shown],
+                [max(found.high - found.mean, 0.0) for _, found in shown],
+            ],
+            fmt="none",
+            ecolor=_colour(0),
+            elinewidth=1.2,
+            capsize=4,
+        )
+    shared = [turns[0].group_before, *(turn.group_after for turn in turns)]
+    if any(found is not None for found in shared[:-1]):
+        means = [GAP if found is None else found.mean for found in shared]
+        axes.plot(range(len(means)), means, color=_colour(6), linestyle="--", marker="s", label="group")
+    point = credit.turning_point
+    if point is not None and point.before is not None and point.after is not None:
+        place = turns.index(point)
+        ends = [point.before.mean, point.after.mean]
+        axes.plot([place, place + 1], ends, color=_colour(1), linewidth=4, zorder=3, label="turning point")
+    names = [textwrap.fill(action, 16, max_lines=3).replace("$", r"\$") for action in actions]  # no formulas
+    labels = ["start", *(f"turn {turn.turn}\n{name}" for turn, name in zip(turns, names, strict=True))]
+    axes.set_xticks(range(len(labels)), labels, fontsize=8)
+    _finish(axes, "Expected reward, 95 % intervals", "state after", "expected reward", steps=False)
 
 
 def _save(path: Path, draw: Callable[[Axes], None], width: float = 8.0) -> Path:

@@ -34,7 +34,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over `n` trajectories, as a share of 1, with its bootstrap interval."""
+    """A mean reward over `n` trajectories with its interval."""
 
     mean: float
     low: float

@@ -1,7 +1,15 @@
 """One run, one folder: SQLite for trajectories and turns, JSON lines for metrics."""
 
 from midflight.store.codec import ValueNotStorable
-from midflight.store.database import NewTrajectory, RunRecord, Store, StoreError, TrajectoryRecord
+from midflight.store.database import (
+    NewTrajectory,
+    PhaseLine,
+    RunRecord,
+    Store,
+    StoreError,
+    TrajectoryLine,
+    TrajectoryRecord,
+)
 from midflight.store.folder import RunFolder
 from midflight.store.metrics import MetricsError, MetricsWriter, read_metrics
 
@@ -9,10 +17,12 @@ __all__ = [
     "MetricsError",
     "MetricsWriter",
     "NewTrajectory",
+    "PhaseLine",
     "RunFolder",
     "RunRecord",
     "Store",
     "StoreError",
+    "TrajectoryLine",
     "TrajectoryRecord",
     "ValueNotStorable",
     "read_metrics",

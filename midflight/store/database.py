@@ -62,6 +62,30 @@ class TrajectoryRecord(NewTrajectory):
 
 
 @dataclass(frozen=True)
+class TrajectoryLine:
+    """What a list says of a trajectory."""
+
+    id: int
+    phase: str
+    step: int | None
+    group: str
+    question: str
+    turns: int
+    reward: float | None
+
+
+@dataclass(frozen=True)
+class PhaseLine:
+    """The trajectories of one phase: between which ids, and of which training steps."""
+
+    phase: str
+    first_id: int
+    last_id: int
+    first_step: int | None
+    last_step: int | None
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run."""
 
@@ -237,17 +261,49 @@ class Store:
                 self._connection.execute(f"INSERT INTO other_generations VALUES ({placeholders(other)})", other)
         return trajectory_id
 
-    def trajectories(self, run_id: int, phase: str | None = None, step: int | None = None) -> list[TrajectoryRecord]:
-        """The run's trajectories in the order they were written, of one phase or step where given."""
-        where, values = ["run_id = ?"], [run_id]
-        filters: dict[str, Any] = {"phase": phase, "step": step}
-        for column, wanted in filters.items():
-            if wanted is not None:
-                where.append(f"{column} = ?")
-                values.append(wanted)
+    def trajectories(
+        self, run_id: int, phase: str | None = None, step: int | None = None, group: str | None = None
+    ) -> list[TrajectoryRecord]:
+        """The run's trajectories in the order they were written, of one phase, step or group where given."""
+        where, values = _where({"run_id": run_id, "phase": phase, "step": step, "group_name": group})
+        return self._records(f"SELECT * FROM trajectories {where} ORDER BY id", values)
+
+    def trajectory(self, trajectory_id: int) -> TrajectoryRecord | None:
+        """The trajectory of this id, of whatever run; None: there is none."""
+        found = self._records("SELECT * FROM trajectories WHERE id = ?", [trajectory_id])
+        return found[0] if found else None
+
+    def phases(self) -> list[PhaseLine]:
+        """What the store holds, phase by phase, the phase that was written first before the others."""
         rows = self._connection.execute(
-            f"SELECT * FROM trajectories WHERE {' AND '.join(where)} ORDER BY id", values
+            "SELECT phase, min(id), max(id), min(step), max(step) FROM trajectories GROUP BY phase ORDER BY min(id)"
+        )
+        return [PhaseLine(decode_text(phase), *numbers) for phase, *numbers in rows]
+
+    def last_trajectories(self, count: int, phase: str | None = None, step: int | None = None) -> list[TrajectoryLine]:
+        """The `count` trajectories written last, oldest first, of one phase or step where given."""
+        where, values = _where({"phase": phase, "step": step})
+        rows = self._connection.execute(
+            "SELECT id, phase, step, group_name, query_text, reward, "
+            f"(SELECT count(*) FROM turns WHERE trajectory_id = id) AS turns FROM trajectories {where} "
+            "ORDER BY id DESC LIMIT ?",
+            [*values, count],
         ).fetchall()
+        return [
+            TrajectoryLine(
+                id=row["id"],
+                phase=decode_text(row["phase"]),
+                step=row["step"],
+                group=decode_text(row["group_name"]),
+                question=decode_text(row["query_text"]),
+                turns=row["turns"],
+                reward=row["reward"],
+            )
+            for row in reversed(rows)
+        ]
+
+    def _records(self, query: str, values: list[Any]) -> list[TrajectoryRecord]:
+        rows = self._connection.execute(query, values).fetchall()
         grammars = {row["hash"]: decode_text(row["text"]) for row in self._connection.execute("SELECT * FROM grammars")}
         return [self._record(row, grammars) for row in rows]
 
@@ -286,6 +342,13 @@ class Store:
                 "DELETE FROM trajectories WHERE run_id = ? AND phase = ?", (run_id, encode_text(phase))
             )
             return cursor.rowcount
+
+
+def _where(columns: Mapping[str, str | int | None]) -> tuple[str, list[Any]]:
+    """A WHERE clause for the columns that have a value, and the values."""
+    wanted = {f"{column} = ?": value for column, value in columns.items() if value is not None}
+    values = [encode_text(value) if isinstance(value, str) else value for value in wanted.values()]
+    return f"WHERE {' AND '.join(wanted)}" if wanted else "", values
 
 
 def _id_of(cursor: sqlite3.Cursor) -> int:

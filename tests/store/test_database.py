@@ -20,7 +20,7 @@ from midflight.agent.types import (
     Verdict,
 )
 from midflight.engines.base import FinishReason, Sampling
-from midflight.store import NewTrajectory, Store, StoreError, ValueNotStorable
+from midflight.store import NewTrajectory, PhaseLine, Store, StoreError, TrajectoryLine, ValueNotStorable
 from midflight.tasks.base import Task
 
 GRAMMAR = 'start: "capital: " /[A-Za-z ]+/ "\\n"'
@@ -139,6 +139,37 @@ def test_filters_and_order(tmp_path: Path) -> None:
         assert [record.member for record in store.trajectories(run_id, phase="train", step=1)] == [2]
         assert [record.member for record in store.trajectories(run_id, phase="before")] == [3]
         assert store.trajectories(run_id, step=7) == []
+
+
+def test_one_trajectory_by_id_and_those_of_one_group(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        run_id = store.start_run("a", {}, 0)
+        ids = store.add_trajectories(run_id, [new(1), replace(new(1, trajectory=BROKEN), group="\ud800"), new(2)])
+        second = store.trajectory(ids[1])
+        assert second is not None and second.trajectory == BROKEN
+        assert [store.trajectory(number) for number in (0, ids[-1] + 1)] == [None, None]
+        assert [record.id for record in store.trajectories(run_id, "train", 1, "\ud800")] == ids[1:2]
+        assert [record.id for record in store.trajectories(run_id, group="t1")] == [ids[0], ids[2]]
+
+
+def test_the_last_trajectories_in_short_and_what_the_phases_hold(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        assert store.phases() == [] and store.last_trajectories(3) == []
+        run_id = store.start_run("a", {}, 0)
+        unscored = replace(new(2, trajectory=BROKEN), reward=None)
+        store.add_trajectories(run_id, [new(None, "before"), new(1), unscored, new(None, "after"), new(None, "before")])
+        assert store.phases() == [
+            PhaseLine("before", 1, 5, None, None),
+            PhaseLine("train", 2, 3, 1, 2),
+            PhaseLine("after", 4, 4, None, None),
+        ]
+        assert store.last_trajectories(2) == [
+            TrajectoryLine(4, "after", None, "t1", "Capital of Ghana?", 2, 1.0),
+            TrajectoryLine(5, "before", None, "t1", "Capital of Ghana?", 2, 1.0),
+        ]
+        assert store.last_trajectories(9, "train", 2) == [TrajectoryLine(3, "train", 2, "t1", "q", 0, None)]
+        assert [line.id for line in store.last_trajectories(9, phase="train")] == [2, 3]
+        assert [line.id for line in store.last_trajectories(9, step=1)] == [2]
 
 
 def test_dropping_steps_removes_what_they_wrote_and_nothing_else(tmp_path: Path) -> None:
