@@ -1,5 +1,7 @@
 """From groups to weighted rows: signal, shaping, over-long turns, denominators."""
 
+from dataclasses import replace
+
 import pytest
 
 from midflight.agent.types import (
@@ -106,6 +108,21 @@ def test_a_turn_all_forced_trains_nothing_and_still_counts_as_a_turn():
     assert [row.weight for row in trained([group])] == [1 / (2 * 2 * 2), 1 / (2 * 2)]
 
 
+def test_a_turn_in_two_runs_of_free_tokens_is_one_turn():
+    """Where the forced tokens lie changes nothing: each free token weighs 1 / (G * T_i * |a|), |a| the free ones."""
+
+    def group(*forced):
+        one = trajectory([len(forced)])
+        drawn = replace(one.turns[0].generation, forced=forced)
+        return Group(
+            TASK, (replace(one, turns=(replace(one.turns[0], generation=drawn),)), trajectory([3])), (1.0, 0.0)
+        )
+
+    whole, split = trained([group(False, False, False, True)]), trained([group(False, True, False, False)])
+    assert [row.weight for row in whole] == [row.weight for row in split] == [1 / (2 * 3), 1 / (2 * 2)]
+    assert trained([group(True, False, True, True)])[0].weight == 1 / 2
+
+
 def test_shaping_costs_are_taken_off_before_the_mean():
     shaping = ShapingConfig(tool_error=0.5, format_error=0.25, length=0.01, turn=0.1)
     failed = trajectory([3, 3], errors=[ErrorKind.TOOL_ERROR, ErrorKind.INVALID_ACTION])
@@ -140,7 +157,7 @@ def test_kl_in_the_reward_is_a_cost_of_the_turn():
     chosen = settings(kl_in="reward", kl_estimate="k1", kl_beta=0.1, advantage="dr_grpo")
     rows = rows_of([group])
     for place, reference in ((Place(0, 0, 0), (-3.0, -2.0, 0.0)), (Place(0, 1, 0), (-1.0, -1.0, 0.0))):
-        rows[place] = rows[place].__class__(**{**vars(rows[place]), "reference": reference})
+        rows[place] = replace(rows[place], reference=reference)
     assert turn_kl(rows[Place(0, 0, 0)], chosen) == pytest.approx(0.1 * (2.0 + 1.0))
     placed = advantages([group], chosen, rows)
     assert placed == [[pytest.approx([-0.15]), pytest.approx([0.15])]]
