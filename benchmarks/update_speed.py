@@ -178,9 +178,9 @@ def timed(
 def compare(recipe: Recipe, given: Sequence[Row], options: argparse.Namespace) -> dict[str, Any]:
     """The object of the module's docstring."""
     python = find_python(options.trl_python)
+    bench = load_bench(recipe)
     if python is None:
         note(INSTALL)
-    bench = load_bench(recipe)
     rows = on_policy(bench, given)
     gaps = checked_gaps(bench, rows, max(options.micro_batches))
     flops = matmul_flops(lambda: packed_update(bench, rows))
