@@ -1,0 +1,345 @@
+"""The update benchmark: its parts on constructed rows, and whole on a model of a few random weights."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import update_speed
+from folders import answered, finished_run, question, trajectory, turn
+from update_parts import ours, padded, sweep, trl
+from update_parts.measures import MatmulRate, fastest, matmul_flops
+from update_parts.rows import built_rows, copies, length, load_rows, made_rows, save_rows, spread, stored_rows
+
+from midflight.agent.types import Generation
+from midflight.building import local_engine
+from midflight.config import load_recipe
+from midflight.engines.base import FinishReason
+from midflight.engines.local import LoadedModel
+from midflight.errors import UserError
+from midflight.store import NewTrajectory, RunFolder, Store
+from midflight.training.packing import Row, pack_rows
+from tests.training.tiny import make_tiny_model
+
+GRAMMAR = 'start: " " ("add: " /[0-9+ ]{1,12}/ | "finish") "\\n"\n'
+
+
+def row(prompt, ids, forced=None, **changes):
+    made = Row(
+        prompt_ids=tuple(prompt),
+        ids=tuple(ids),
+        logprobs=(-1.0,) * len(ids),
+        forced=tuple(forced or (False,) * len(ids)),
+        temperature=1.0,
+        grammar=None,
+        advantage=1.0,
+        weight=0.25,
+    )
+    return replace(made, **changes)
+
+
+def test_micro_batches_go_by_length_and_count_their_padding():
+    rows = [row([1] * size, [2, 3]) for size in (5, 1, 3)]
+    assert [[length(one) for one in part] for part in padded.batches(rows, 2)] == [[3, 5], [7]]
+    assert padded.padded_tokens(padded.batches(rows, 2)) == 2 * 4 + 6
+    assert padded.padded_tokens([rows[:2], rows[2:]]) == 2 * 6 + 4
+
+
+def test_the_sample_is_spread_over_the_lengths():
+    rows = [row([1] * size, [2]) for size in (9, 4, 2, 6, 1, 8, 3, 7)]
+    assert [length(one) - 1 for one in spread(rows, 4)] == [2, 4, 7, 9]
+    assert [length(one) - 1 for one in spread(rows, 9)] == [1, 2, 3, 4, 6, 7, 8, 9]
+
+
+def test_copies_share_the_trunk_alone_and_are_as_large_each():
+    rows = [row([1, 2, 3, 4], [7, 8]), row([1, 2, 5], [7, 9]), row([1, 2, 3], [7])]
+    one = pack_rows(rows, 1000)
+    three = pack_rows(copies(rows, 3), 1000)
+    assert (one.trunk, three.trunk) == ((1, 2), (1, 2))
+    assert copies(rows, 3)[:3] == rows
+    assert three.unique_tokens - 2 == 3 * (one.unique_tokens - 2)
+    assert [(a.ids, length(a)) for a in copies(rows, 3)[3:6]] == [(b.ids, length(b)) for b in rows]
+
+
+def test_rows_survive_the_way_to_another_process(tmp_path):
+    rows = [row([1, 2], [3], supports=((3, 4),)), row([1], [2, 3], [False, True], grammar="x")]
+    save_rows(rows, tmp_path / "rows")
+    assert load_rows(tmp_path / "rows") == rows
+
+
+def test_loss_is_the_clipped_ratio_times_advantage():
+    rows = [row([1], [2, 3, 4], [False, True, False]), row([1], [2], advantage=-2.0, weight=0.5)]
+    logprobs = torch.tensor([-1.0, -0.5, -1.0 + 0.3], requires_grad=True)
+    value = padded.loss(logprobs, rows, 0.2)
+    ratio = torch.tensor(0.3).exp().item()
+    assert value.item() == pytest.approx(-(0.25 * 1.0 + 0.25 * 1.2 + 0.5 * -2.0 * ratio))
+    value.backward()
+    assert logprobs.grad.tolist() == pytest.approx([-0.25, 0.0, 0.5 * 2.0 * ratio])
+
+
+def test_flops_are_those_of_the_products_that_run():
+    first, second = torch.nn.Linear(6, 5, bias=False), torch.nn.Linear(5, 3)
+    second.weight.requires_grad_(False)
+
+    def run():
+        second(first(torch.ones(7, 6))).sum().backward()
+
+    # 7 tokens: forward of both; back to the first's weight, and through the second to its input
+    assert matmul_flops(run) == 2 * 7 * (6 * 5 + 5 * 3) + 2 * 7 * 6 * 5 + 2 * 7 * 5 * 3
+
+
+def test_the_fastest_is_that_with_the_best_round():
+    timings = {2: iter([5.0, 4.0]), 4: iter([9.0, 3.0]), 8: iter([4.5, 4.5])}
+    assert fastest({size: lambda size=size: next(timings[size]) for size in timings}) == 4
+    assert fastest({8: lambda: pytest.fail("nothing to choose")}) == 8
+
+
+def test_a_round_compares_each_peer_with_ours_just_before_it():
+    mine = iter([1.0, 2.0, 4.0, 5.0])
+    rates = iter([10.0, 30.0] * 4)
+    theirs = {"padded": iter([3.0, 8.0]), "trl": iter([8.0, 50.0])}
+    peers = {name: lambda values=values: next(values) for name, values in theirs.items()}
+    found = update_speed.timed(lambda: next(mine), peers, lambda: next(rates), 40.0, 2)
+    assert found.seconds == {"ours": [1.0, 2.0, 4.0, 5.0], "padded": [3.0, 8.0], "trl": [8.0, 50.0]}
+    assert found.ratios == {"padded": [3.0, 2.0], "trl": [4.0, 10.0]}
+    assert found.shares == [2.0, 1.0, 0.5, 0.4] and found.rates == [20.0] * 4
+    assert (found.speedup("padded"), found.speedup("trl"), found.speedup("trl_bfloat16")) == (2.5, 7.0, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--repeats", "0"], "argument --repeats: 0 is not a whole number of at least 1"),
+        (["--micro-batches", "4", "x"], "argument --micro-batches: x is not a whole number of at least 1"),
+        (["--speed"], "unrecognized arguments: --speed"),
+        (["--run", "somewhere"], "--run and --step: give both, or neither to make the rows now"),
+        (["--run", "examples", "--step", "1"], "examples: "),
+        (["training.pack_token=3"], "training.pack_token"),
+        (
+            ["model.lora=null", "--run", "RUN", "--step", "1"],
+            "model.lora: this benchmark compares updates of an adapter",
+        ),
+        (["--run", "RUN", "--step", "3"], "--step 3: not a step of"),
+        (["--run", "RUN", "--step", "2"], "--step 2: no group of it has signal"),
+        (
+            ["--run", "RUN", "--step", "1", "--trl-python", "/no/python"],
+            "--trl-python /no/python: cannot be run (No such",
+        ),
+    ],
+)
+def test_bad_arguments_are_one_line(given, says, stored, capsys):
+    try:
+        code = update_speed.main([str(stored) if word == "RUN" else word for word in given])
+    except SystemExit as stopped:
+        code = stopped.code
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    assert says in printed.err and printed.err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A run folder: step 1 has one group of two trajectories with signal, step 2 one without."""
+
+    def drawn(ids):
+        return Generation("x", FinishReason.STOP, (1, 5, 6), ids, (-0.5,) * len(ids), (False,) * len(ids), grammar=None)
+
+    task = question("q")
+    evaluated = [answered(task, 1.0)]
+    folder = finished_run(tmp_path_factory.mktemp("run") / "quickstart-seed0", evaluated, evaluated)
+    with Store(RunFolder(folder).store) as store:
+        for step, rewards in ((1, (1.0, 0.0)), (2, (0.0, 0.0))):
+            store.add_trajectories(
+                store.runs()[-1].id,
+                [
+                    NewTrajectory(
+                        phase="train",
+                        step=step,
+                        group=task.id,
+                        member=member,
+                        task=task,
+                        trajectory=trajectory(
+                            *(
+                                replace(turn(1 + index, "capital"), generation=drawn((7 + member, 9)))
+                                for index in range(2)
+                            )
+                        ),
+                        reward=reward,
+                    )
+                    for _ in range(2)  # the same question twice: two groups
+                    for member, reward in enumerate(rewards)
+                ],
+            )
+    return folder
+
+
+def test_a_stored_step_gives_the_rows_that_trained(stored):
+    rows = stored_rows(stored, 1, load_recipe("quickstart").training)
+    assert [one.ids for one in rows] == [(7, 9), (7, 9), (8, 9), (8, 9)] * 2
+    assert [one.advantage for one in rows] == pytest.approx([1.0, 1.0, -1.0, -1.0] * 2)
+    assert {one.weight for one in rows} == {1 / (2 * 2 * 2 * 2)}  # groups, trajectories, turns, tokens
+    assert {one.prompt_ids for one in rows} == {(1, 5, 6)}
+
+
+model = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return load_recipe("quickstart", [f"model.name={folder}", "model.device=cpu", "training.pack_tokens=96"])
+
+
+@pytest.fixture(scope="module")
+def bench(recipe):
+    return ours.load_bench(recipe)
+
+
+@pytest.fixture(scope="module")
+def few(bench):
+    """Rows under a grammar, some of whose tokens are forced, at temperature 1.2; the last with truncated sampling."""
+    tokenizer = bench.policy.tokenizer
+    made = []
+    for number, text in enumerate((" add: 1 + 2\n", " finish\n", " add: 34\n", " finish\n")):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        prompt = tokenizer(f"Tools: add. Question: {'1 + ' * (number % 3)}2?\nTurn 1:", add_special_tokens=False)[
+            "input_ids"
+        ]
+        forced = [position == len(ids) - 1 for position in range(len(ids))]
+        sign = 1.0 if number % 2 else -1.5
+        made.append(row(prompt, ids, forced, grammar=GRAMMAR, temperature=1.2, advantage=sign, weight=0.1))
+    cut = replace(made[0], grammar=None, supports=tuple((token, 100, 200) for token in made[0].ids))
+    return ours.on_policy(bench, [*made, cut])
+
+
+@model
+def test_padded_gradients_are_those_of_the_update(bench, few):
+    noisy = [replace(one, logprobs=tuple(value + 0.3 for value in one.logprobs)) for one in few]
+    ours.packed_update(bench, noisy, max_grad_norm=1e9, max_drift=1e9)
+    expected = bench.gradients()
+    assert expected.norm() > 0
+    for size, using in ((1, bench.merged), (2, bench.merged), (4, bench.unmerged)):
+        padded.padded_update(bench, noisy, size, using, 1e9)
+        assert float((bench.gradients() - expected).norm() / expected.norm()) < 1e-5
+    before = [parameter.detach().clone() for parameter in bench.policy.parameters()]
+    padded.padded_update(bench, noisy, 2, bench.merged, 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, bench.policy.parameters(), strict=True))
+
+
+@model
+def test_on_policy_ratios_are_one(bench, few):
+    with torch.no_grad():
+        scores = padded.score(bench.policy.causal, bench.masks, few)
+    free = [value for one in few for value, forced in zip(one.logprobs, one.forced, strict=True) if not forced]
+    assert scores.tolist() == pytest.approx(free, abs=1e-5)
+
+
+@model
+def test_a_wrong_gradient_stops_before_anything_is_timed(bench, few, monkeypatch):
+    monkeypatch.setattr(padded, "loss", lambda logprobs, rows, epsilon: -1.001 * logprobs.sum())
+    with pytest.raises(UserError, match="gradients of padded are .* nothing timed"):
+        update_speed.checked_gaps(bench, few, 2)
+
+
+@model
+def test_flops_of_a_merged_update_follow_the_formula(bench, few):
+    single = [few[0]]
+    tokens = length(single[0]) - 1
+    free = single[0].forced.count(False)
+    maps = [part.weight.shape for part in bench.sampler.get_decoder().modules() if isinstance(part, torch.nn.Linear)]
+    rank = bench.policy.peft.peft_config["default"].r
+    head = 2 * 2 * free * 49152 * 32
+    body = sum(4 * tokens * m * n + 4 * tokens * rank * (m + n) for m, n in maps)
+    first = sum(2 * tokens * m * n for m, n in maps[:3])  # the embeddings need no gradient: none back to their input
+    counted = matmul_flops(lambda: padded.padded_update(bench, single, 1, bench.merged, 1e9))
+    assert counted == head + body - first
+    assert MatmulRate(bench.sampler, 10).flops == sum(4 * 10 * m * n for m, n in maps)
+
+
+@model
+def test_built_rows_have_the_sizes_asked_for(recipe, bench):
+    loaded = LoadedModel("tiny", bench.sampler, bench.policy.tokenizer, bench.policy.device)
+    engine = local_engine(recipe, loaded)
+    try:
+        rows = built_rows(recipe, engine, queries=2, group=3, turns=3, result_tokens=20)
+        longer = built_rows(recipe, engine, queries=2, group=3, turns=3, result_tokens=50)
+    finally:
+        engine.close()
+    assert len(rows) == 2 * 3 * 3
+    assert {one.forced.count(False) for one in rows} == {3}
+    assert sum(one.weight * one.forced.count(False) for one in rows) == pytest.approx(1.0)
+    grown = [len(b.prompt_ids) - len(a.prompt_ids) for a, b in zip(rows, longer, strict=True)]
+    assert grown[:3] == [0, 30, 60]
+
+
+@model
+def test_json_has_every_figure_and_null_for_a_peer_that_is_not_there(recipe, few, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv(trl.VARIABLE, raising=False)
+    monkeypatch.setattr(update_speed, "rows_for", lambda options: (recipe, few))
+    assert update_speed.main(["--json", "--repeats", "2", "--micro-batches", "2", "4"]) == 0
+    printed = capsys.readouterr()
+    assert trl.INSTALL in printed.err
+    found = json.loads(printed.out)
+    assert found["speedup_vs_padded"] > 0 and found["speedup_vs_plain_peft"] > 0
+    assert [found[f"speedup_vs_{way}"] for way in trl.WAYS] == [None] * 3
+    batch = pack_rows(few, 96)
+    assert (found["total_tokens"], found["unique_tokens"]) == (batch.total_tokens, batch.unique_tokens)
+    assert found["rows"] == 5 and found["padded_tokens"]["trl"] is None
+    assert 0 < found["share_of_matmul_rate"] and found["gflop"] > 0 and found["matmul_gflops"] > 0
+    assert set(found["micro_batch"]) == {"padded", "plain_peft"} and set(found["micro_batch"].values()) <= {2, 4}
+    assert {way: len(taken) for way, taken in found["seconds"].items()} == {"ours": 4, "padded": 2, "plain_peft": 2}
+    assert max(found["gradient_gap"].values()) < 1e-5
+    assert found["peak_gb"] > 0 and found["peak_gb_padded"] > 0
+    assert [(one["pack_tokens"], one["batch"]) for one in found["peak_gb_by_pack"]] == [
+        (96, 1), (96, 4), (192, 1), (192, 4),
+    ]  # fmt: skip
+    text = update_speed.render(found)
+    assert "padded / ours" not in text and "5 rows" in text and "packs of 192, 4 x the rows" in text
+
+
+@model
+def test_sweep_varies_one_size_at_a_time_and_draws(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "BASE", {"group": 2, "turns": 1, "result_tokens": 4})
+    monkeypatch.setattr(sweep, "VARIED", {"group": (2, 3), "turns": (1, 2), "result_tokens": (4,)})
+    plot = tmp_path / "plots" / "speed.png"
+    given = [
+        f"model.name={recipe.model.name}",
+        "--sweep",
+        "--repeats",
+        "1",
+        "--micro-batches",
+        "4",
+        "--plot",
+        str(plot),
+    ]
+    assert update_speed.main([*given, "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["sweep"]
+    assert [(one["varied"], one["value"], one["rows"]) for one in points] == [
+        ("group", 2, 4), ("group", 3, 6), ("turns", 1, 4), ("turns", 2, 8), ("result_tokens", 4, 4),
+    ]  # fmt: skip
+    assert points[0]["ours"] == points[2]["ours"]  # the same sizes are measured once
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@model
+def test_rows_can_be_made_by_the_recipe_itself(recipe):
+    with pytest.raises(UserError, match="--step 1: no group of it has signal"):
+        made_rows(
+            recipe.model_copy(
+                update={"training": recipe.training.model_copy(update={"queries_per_step": 1, "group_size": 2})}
+            )
+        )
+
+
+@model
+def test_trl_process_that_fails_says_why(recipe, few, tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'no trl here' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    assert trl.find_python(str(broken)) is None
+    with (
+        pytest.raises(UserError, match="TRL's process failed: no trl here"),
+        trl.trl_update(Path(broken), recipe, few, 2, "trl", tmp_path) as (_, step),
+    ):
+        step()
