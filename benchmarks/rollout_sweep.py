@@ -9,11 +9,11 @@ but the last turn, if its prefix tree has the room (`model.prefix_tokens`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollout_cost import counting
 from rollout_work import Call, Rollout, Timing, Workload, replay
@@ -24,6 +24,9 @@ from midflight.engines.local import LocalEngine
 from midflight.evaluation.plots import COLOURS
 from midflight.evaluation.text import table
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 GROUP_SIZES = (4, 8, 16)
 MAX_TURNS = (1, 2, 3, 4)
 MEMORY_TOKENS = (0, 64, 128, 256, 512)
@@ -31,7 +34,7 @@ MEMORY_TOKENS = (0, 64, 128, 256, 512)
 AXES = {
     "group_size": "trajectories of a query",
     "max_turns": "most turns of a trajectory",
-    "memory_new": "tokens of memory, none of them known",
+    "memory_new": "tokens of memory, none known",
     "memory_known": "tokens of memory, all but the last turn known",
 }
 
@@ -150,7 +153,7 @@ def _insert(call: Call, parts: Sequence[str]) -> Call:
     return Call(replace(call.request, messages=(*before, message)), (), ())
 
 
-def render_sweep(axes: dict[str, list[Point]]) -> str:
+def render_sweep(axes: Mapping[str, Sequence[Point]]) -> str:
     """One table an axis."""
     headers = ["", "seconds", "turns", "drawn", "tokens/s", "total", "unique", "computed"]
     blocks = []
@@ -170,48 +173,36 @@ def render_sweep(axes: dict[str, list[Point]]) -> str:
     return "\n\n".join(blocks)
 
 
-def draw_sweep(axes: dict[str, list[Point]], path: Path) -> None:
+def draw_sweep(axes: Mapping[str, Sequence[Point]], path: Path) -> None:
     """Seconds (above) and tokens (below) over group size, turns and memory."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 6.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(2, 3, sharex="col")
-    for column, (label, axis, *more) in enumerate(
-        (
-            (AXES["group_size"], "group_size"),
-            (AXES["max_turns"], "max_turns"),
-            ("tokens of memory of each trajectory", "memory_new", "memory_known"),
-        )
-    ):
-        above, below = grid[0][column], grid[1][column]
-        lines = [(above, one, "seconds", "-", place) for place, one in enumerate((axis, *more))]
-        lines += [(below, axis, f"{kind}_tokens", "-", place) for place, kind in enumerate(("total", "computed"), 2)]
-        lines += [(below, axis, "unique_tokens", ":", 7), *((below, one, "computed_tokens", "-", 5) for one in more)]
-        for axes_, one, key, style, place in lines:
-            name = key.replace("_tokens", "") if key != "seconds" else ""
-            name = ", ".join(filter(None, (name, one.replace("_", " ") if more else "")))
-            axes_.plot(
-                [point["value"] for point in axes[one]],
-                [point[key] for point in axes[one]],
-                style,
-                marker="o",
-                color=COLOURS[place],
-                label=name,
-            )
-        for axes_ in (above, below):
-            axes_.set_xticks([point["value"] for point in axes[axis]])
-            axes_.set_ylim(bottom=0)
-            axes_.spines[["top", "right"]].set_visible(False)
-            axes_.grid(axis="y", color="#dddddd", linewidth=0.8)
-            axes_.set_axisbelow(True)
-        if more:
-            above.legend(frameon=False)
-        below.legend(frameon=False)
-        below.set_xlabel(label)
-    grid[0][0].set_ylabel("seconds")
-    grid[1][0].set_ylabel("tokens")
+    above, below = figure.subplots(2, 3, sharex="col")
+    for column, axis in enumerate(("group_size", "max_turns", "memory_new")):
+        _line(above[column], axes[axis], "seconds", COLOURS[0], "")
+        _line(below[column], axes[axis], "total_tokens", COLOURS[2], "total")
+        _line(below[column], axes[axis], "computed_tokens", COLOURS[0], "computed")
+        _line(below[column], axes[axis], "unique_tokens", COLOURS[7], "unique", style=":")
+        below[column].set_xlabel(AXES[axis])
+    _line(above[2], axes["memory_known"], "seconds", COLOURS[1], "")
+    _line(below[2], axes["memory_known"], "computed_tokens", COLOURS[1], "computed, all but the last turn known")
+    above[0].set_ylabel("seconds")
+    below[0].set_ylabel("tokens")
+    for one in below:
+        one.legend(frameon=False)
     figure.suptitle("What a rollout costs as it grows", x=0.01, ha="left", fontweight="bold")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def _line(axes: Axes, points: Sequence[Point], key: str, colour: str, label: str, style: str = "-") -> None:
+    values = [point["value"] for point in points]
+    axes.plot(values, [point[key] for point in points], style, marker="o", color=colour, label=label)
+    axes.set_xticks(values)
+    axes.set_ylim(bottom=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)

@@ -138,9 +138,8 @@ async def replay(work: Workload, continue_: Callable[[Call], Awaitable[int]]) ->
         return sum([await continue_(call) for call in calls])
 
     began = time.perf_counter()
-    async with asyncio.TaskGroup() as running:
-        jobs = [running.create_task(one(calls)) for calls in work.trajectories]
-    return Timing(time.perf_counter() - began, sum(job.result() for job in jobs))
+    drawn = await asyncio.gather(*(one(calls) for calls in work.trajectories))
+    return Timing(time.perf_counter() - began, sum(drawn))
 
 
 class Rollout:
