@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from midflight.engines.local.grammar import Masks
 from midflight.errors import UserError
 from midflight.seeds import derive
 from midflight.store import TrajectoryRecord
-from midflight.training.packing import PackedBatch, Row, common_beginning, pack_rows
+from midflight.training.packing import PackedBatch, Row, pack_rows
 from midflight.training.policy import Policy
 from midflight.training.returns import advantages, rows_of, weighted_rows
 from midflight.training.rollouts import Group
@@ -124,9 +125,9 @@ def on_policy(bench: Bench, rows: Sequence[Row]) -> list[Row]:
 
 
 def trunk_length(rows: Sequence[Row]) -> int:
-    """How many tokens all prompts begin with, as packing counts them."""
+    """How many tokens all prompts begin with, short of a whole prompt."""
     prompts = [row.prompt_ids for row in rows]
-    return len(common_beginning(prompts)[: min(map(len, prompts)) - 1])
+    return len(commonprefix([prompt[:-1] for prompt in prompts]))
 
 
 def rows_trained(records: Iterable[TrajectoryRecord], settings: TrainingConfig) -> list[Row]:

@@ -56,7 +56,6 @@ def test_copies_share_the_trunk_alone_and_are_as_large_each():
     rows = [row([1, 2, 3, 4], [7, 8]), row([1, 2, 5], [7, 9]), row([1, 2, 3], [7])]
     one = pack_rows(rows, 1000)
     three = pack_rows(copies(rows, 3), 1000)
-    assert (one.trunk, three.trunk) == ((1, 2), (1, 2))
     assert copies(rows, 3)[:3] == rows
     assert three.unique_tokens - 2 == 3 * (one.unique_tokens - 2)
     assert [(a.ids, length(a)) for a in copies(rows, 3)[3:6]] == [(b.ids, length(b)) for b in rows]
