@@ -222,7 +222,7 @@ def test_vllm_is_asked_for_as_many_tokens_and_its_whole_group_is_ended(double, t
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("short", "vllm drew 1 tokens, not 2"),
+        ("short", r"vllm drew (0 tokens, not 1|1 tokens, not 2)"),  # whichever request ends first
         ("refuses", "vllm answered POST /v1/completions with 400"),
         ("fails", "vllm ended with code 3 while it started"),
         ("hangs", "vllm was not ready after 1 s"),
