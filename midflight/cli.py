@@ -20,10 +20,11 @@ from midflight import __version__, recipes
 from midflight.agent.prompting import cut_middle
 from midflight.config import Recipe, load_recipe
 from midflight.engines.base import EngineError, PromptTooLong
-from midflight.errors import TrainingStopped, UserError
+from midflight.errors import NO_ROOM, TrainingStopped, UserError
 from midflight.rendering import printable
 from midflight.resuming import check_run_folder
-from midflight.store.folder import RunFolder, whole_checkpoints
+from midflight.store.folder import RunFolder
+from midflight.store.seals import whole_checkpoints
 from midflight.tools.base import InfrastructureError
 
 app = typer.Typer(
@@ -70,6 +71,8 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return _fail(f"{error.name} is not installed; run pip install 'midflight[train,tools,engines]'", 2)
     except OSError as error:
+        if error.errno in NO_ROOM:
+            return _fail(f"{error.filename or 'a file'}: {error.strerror}; make room, then try again", 1)
         if error.filename is None:
             raise
         return _fail(f"{error.filename}: {error.strerror}; name another file or folder, or change its rights", 2)
@@ -125,8 +128,9 @@ def solve(
     def show(turn: Turn) -> None:
         print(render_turn(turn), flush=True)
 
-    Progress().note(f"loading {model or settings.model.name}")
-    built = build_agent(settings, model)
+    progress = Progress()
+    progress.note(f"loading {model or settings.model.name}")
+    built = build_agent(settings, model, progress=progress)
     try:
         trajectory = asyncio.run(built.flow.run(Query(question, seed=settings.seed), on_turn=show))
     finally:
