@@ -29,8 +29,9 @@ from midflight.config import ModuleConfig, Recipe, RecipeError
 from midflight.engines.base import Engine, Sampling
 from midflight.engines.local import LoadedModel, LocalEngine, ModelError, load
 from midflight.errors import UserError
+from midflight.progress import Progress
 from midflight.store import RunFolder
-from midflight.store.folder import whole_checkpoints
+from midflight.store.seals import newest_whole
 from midflight.tools import make_toolset
 from midflight.tools.base import Tool, Toolset
 
@@ -143,7 +144,12 @@ def local_engine(recipe: Recipe, loaded: LoadedModel, around: Callable[[], objec
 
 
 def build_agent(
-    recipe: Recipe, model: str | None = None, *, tools: Sequence[Tool] | None = None, training: bool = False
+    recipe: Recipe,
+    model: str | None = None,
+    *,
+    tools: Sequence[Tool] | None = None,
+    training: bool = False,
+    progress: Progress | None = None,
 ) -> Built:
     """An agent for solving and evaluating.
 
@@ -152,12 +158,13 @@ def build_agent(
         model: instead of `recipe.model.name`: a run folder, a checkpoint, a model folder or a Hub name.
         tools: the caller's own tools that the recipe names.
         training: the planner draws at the training temperature.
+        progress: where to say that a newer checkpoint of a run was passed over; standard error by default.
 
     Raises:
         UserError: the model cannot be loaded or the prompt does not fit.
     """
     toolset = toolset_of(recipe, tools)
-    planner_model, base = load_trained(recipe, model or recipe.model.name)
+    planner_model, base = load_trained(recipe, model or recipe.model.name, (progress or Progress()).note)
     planner = local_engine(recipe, planner_model)
     engines = [planner]
     frozen = None
@@ -183,11 +190,14 @@ def load_named(recipe: Recipe, name: str) -> LoadedModel:
     return load(name, dtype=recipe.model.dtype, device=recipe.model.device)
 
 
-def load_trained(recipe: Recipe, name: str) -> tuple[LoadedModel, str]:
-    """A model by any name a user may give, an adapter merged in; and the name of the base it was trained from."""
+def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple[LoadedModel, str]:
+    """A model by any name a user may give, an adapter merged in; and the name of the base it was trained from.
+
+    `say` gets a line for each checkpoint of a run that is passed over.
+    """
     folder = Path(name)
     if (folder / "recipe.yaml").is_file():
-        folder = trained_folder(folder)
+        folder = trained_folder(folder, say)
     if not (folder / "adapter_config.json").is_file():
         return load_named(recipe, str(folder) if folder.is_dir() else name), _base_of(folder, name)
     from peft import PeftModel
@@ -199,16 +209,16 @@ def load_trained(recipe: Recipe, name: str) -> tuple[LoadedModel, str]:
     return LoadedModel(str(folder), merged.eval().requires_grad_(False), loaded.tokenizer, loaded.device), base
 
 
-def trained_folder(run: Path) -> Path:
-    """The newest checkpoint of a run folder.
+def trained_folder(run: Path, say: Callable[[str], None]) -> Path:
+    """The newest whole checkpoint of a run folder.
 
     Raises:
-        ModelError: it has none.
+        UserError: it has none.
     """
-    found = whole_checkpoints(RunFolder(run).checkpoints)
-    if not found:
+    newest = newest_whole(RunFolder(run).checkpoints, say)
+    if newest is None:
         raise ModelError(f"--model {run}: the run has no checkpoint yet; let it train, or name another model")
-    return found[-1]
+    return newest
 
 
 def _base_of(folder: Path, name: str) -> str:

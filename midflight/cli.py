@@ -1,6 +1,7 @@
 """The command line. Each command checks all it was given, then imports what it needs, then works.
 
-Invariant: what the user can put right is one line on stderr and exit code 2; Ctrl-C is one line and exit code 130.
+Invariant: what the user can put right is one line on stderr and exit code 2; Ctrl-C, SIGTERM and SIGHUP are one line
+and exit code 130, 143 and 129.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,14 +18,15 @@ from typing import Annotated
 
 import typer
 
-from midflight import __version__, recipes
+from midflight import __version__, recipes, signals
 from midflight.agent.prompting import cut_middle
 from midflight.config import Recipe, load_recipe
 from midflight.engines.base import EngineError, PromptTooLong
-from midflight.errors import TrainingStopped, UserError
+from midflight.errors import NO_ROOM, TrainingStopped, UserError
 from midflight.rendering import printable
 from midflight.resuming import check_run_folder
-from midflight.store.folder import RunFolder, whole_checkpoints
+from midflight.store.folder import RunFolder
+from midflight.store.seals import whole_checkpoints
 from midflight.tools.base import InfrastructureError
 
 app = typer.Typer(
@@ -44,14 +47,15 @@ ClickException: type[BaseException] = next(
 """Base of what typer raises for a wrong command line; newer versions carry their own click."""
 MOST_CHARACTERS = 1000
 """Of an error's line."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+SIGNALLED = 128
+"""An exit code above it says by which signal, as shells have it."""
 
 
 def main() -> None:
     """The console script."""
+    signals.catch()
     code = run(sys.argv[1:])
-    if code == INTERRUPTED:  # the engine's thread may be in the middle of a batch that nobody waits for any more
+    if code > SIGNALLED:  # the engine's thread may be in the middle of a batch that nobody waits for any more
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -70,13 +74,15 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return _fail(f"{error.name} is not installed; run pip install 'midflight[train,tools,engines]'", 2)
     except OSError as error:
+        if error.errno in NO_ROOM:
+            return _fail(f"{error.filename or 'a file'}: {error.strerror}; make room, then try again", 1)
         if error.filename is None:
             raise
         return _fail(f"{error.filename}: {error.strerror}; name another file or folder, or change its rights", 2)
     except (EngineError, InfrastructureError, PromptTooLong, TrainingStopped) as error:
         return _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", INTERRUPTED)
+        return _fail(*_interrupted())
     except ClickException as error:
         message = str(getattr(error, "format_message", error.__str__)())
         return _fail(f"{message} See midflight --help." if message else "see midflight --help.", 2)
@@ -86,6 +92,13 @@ def _fail(message: str, code: int) -> int:
     """Print one line; of a very long one the middle is cut, since its end says what to do."""
     print(f"midflight: {printable(cut_middle(' '.join(message.split()), MOST_CHARACTERS))}", file=sys.stderr)
     return code
+
+
+def _interrupted(and_then: str = "") -> tuple[str, int]:
+    """Line and exit code."""
+    by = signals.interrupted_by()
+    name = "" if by is signal.SIGINT else f" by {by.name}"
+    return f"interrupted{name}{and_then}", SIGNALLED + by
 
 
 def _version(show: bool) -> None:
@@ -125,8 +138,9 @@ def solve(
     def show(turn: Turn) -> None:
         print(render_turn(turn), flush=True)
 
-    Progress().note(f"loading {model or settings.model.name}")
-    built = build_agent(settings, model)
+    progress = Progress()
+    progress.note(f"loading {model or settings.model.name}")
+    built = build_agent(settings, model, progress=progress)
     try:
         trajectory = asyncio.run(built.flow.run(Query(question, seed=settings.seed), on_turn=show))
     finally:
@@ -164,7 +178,7 @@ def train(
     try:
         train_planner(settings, folder, resume=resume, progress=Progress())
     except KeyboardInterrupt:
-        raise typer.Exit(_fail(_interrupted(recipe, overrides or [], folder), INTERRUPTED)) from None
+        raise typer.Exit(_fail(*_interrupted(_going_on(recipe, overrides or [], folder)))) from None
     print_report(folder)
 
 
@@ -173,14 +187,14 @@ def _default_run_dir(recipe: str, settings: Recipe) -> Path:
     return given if (given / "recipe.yaml").is_file() else Path("runs") / f"{settings.name}-seed{settings.seed}"
 
 
-def _interrupted(recipe: str, overrides: Sequence[str], folder: Path) -> str:
+def _going_on(recipe: str, overrides: Sequence[str], folder: Path) -> str:
     if not (folder / "recipe.yaml").is_file():
-        return f"interrupted before anything was saved in {folder}; start again"
+        return f" before anything was saved in {folder}; start again"
     command = shlex.join(["midflight", "train", recipe, *overrides, "--run-dir", str(folder), "--resume"])
     saved = whole_checkpoints(RunFolder(folder).checkpoints)
     if not saved:
-        return f"interrupted before the first checkpoint; begin again with: {command}"
-    return f"interrupted; the checkpoint {saved[-1].name} is kept, go on with: {command}"
+        return f" before the first checkpoint; begin again with: {command}"
+    return f"; the checkpoint {saved[-1].name} is kept, go on with: {command}"
 
 
 @app.command(name="eval")

@@ -149,7 +149,7 @@ def _continued(
 
     from midflight.building import build_agent, trained_folder
 
-    model = how.model or str(trained_folder(run))
+    model = how.model or str(trained_folder(run, progress.note))
     seed = recipe.seed if how.seed is None else how.seed
     progress.note(f"loading {model}")
     built = build_agent(recipe, model, tools=how.tools, training=True)

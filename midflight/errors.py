@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
+from pathlib import Path
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What the system says when a disk, a quota or a size limit is full."""
+
 
 class UserError(ValueError):
     """Something the user gave is wrong; the message is one line that says what, and what to do."""
@@ -11,4 +18,17 @@ class UserError(ValueError):
 
 
 class TrainingStopped(RuntimeError):
-    """Training cannot go on with numbers it can vouch for; the message is one line. What was saved stays."""
+    """Training cannot go on with numbers it can vouch for, or keep them; one line as message. What is saved stays."""
+
+
+class CannotWrite(TrainingStopped):
+    """A file of the run cannot be written: the disk is full, or broken. Earlier checkpoints stay as they are."""
+
+    def __init__(self, path: Path, error: Exception) -> None:
+        there = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
+        free = shutil.disk_usage(there).free / 1e6
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        super().__init__(
+            f"{path}: cannot be written ({' '.join(reason.split())[:200]}; {free:,.1f} MB free there); what was saved "
+            "before is kept: make room, then go on with --resume"
+        )

@@ -20,7 +20,7 @@ def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str,
     """Ask every question; returns the table as text and all figures as plain data."""
     tasks = listed_tasks(recipe.eval_tasks)
     progress.note(f"loading {model}")
-    built = build_agent(recipe, model)
+    built = build_agent(recipe, model, progress=progress)
     try:
         with progress.bar("evaluating", total=len(tasks) * recipe.evaluation.trials) as bar:
             scored = asyncio.run(

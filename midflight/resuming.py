@@ -86,7 +86,8 @@ def save_recipe(recipe: Recipe, folder: RunFolder) -> None:
             name = Path(value).name
         else:
             folder.inputs.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(value, folder.inputs / name)
+            if not _same_content(value, str(folder.inputs / name)):  # a full disk could spoil the copy there is
+                shutil.copyfile(value, folder.inputs / name)
         section[key[-1]] = f"{folder.inputs.name}/{name}"
     aside = folder.path / ".recipe.yaml"
     aside.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")

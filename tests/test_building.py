@@ -103,17 +103,23 @@ def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path, monkeypatc
     monkeypatch.setattr(building, "load_named", load_named)
     recipe = load_recipe("quickstart")
     (tmp_path / "recipe.yaml").write_text("name: x\n")
+    said: list[str] = []
     with pytest.raises(ModelError, match="the run has no checkpoint yet; let it train, or name another model"):
-        building.load_trained(recipe, str(tmp_path))
+        building.load_trained(recipe, str(tmp_path), said.append)
     for step in (5, 10, 15):
         (tmp_path / f"checkpoints/step-{step:05d}").mkdir(parents=True)
         if step < 15:
             state = tmp_path / f"checkpoints/step-{step:05d}/state.json"
-            state.write_text(json.dumps({"step": step, "base": "smollm2-135m"}))
-    _, base = building.load_trained(recipe, str(tmp_path))
+            state.write_text(json.dumps({"step": step, "quality": 0.5, "base": "smollm2-135m"}))
+    _, base = building.load_trained(recipe, str(tmp_path), said.append)
     assert loaded == [str(tmp_path / "checkpoints/step-00010")]
     assert base == "smollm2-135m"
-    assert building.load_trained(recipe, "nobody/none")[1] == "nobody/none"
+    checkpoints = tmp_path / "checkpoints"
+    assert said == [
+        f"{checkpoints}/step-00015 is not whole, not used: it has no state.json, which is written last",
+        f"{checkpoints}/step-00010 is of an earlier version and has no checksums: taken without comparing its files",
+    ]
+    assert building.load_trained(recipe, "nobody/none", said.append)[1] == "nobody/none"
 
 
 @pytest.mark.parametrize(("training", "temperature"), [(False, 0.1), (True, 0.7)])

@@ -203,7 +203,7 @@ def test_ctrl_c_says_how_to_go_on(stub: Stub, capsys: pytest.CaptureFixture[str]
             (run_dir / "checkpoints" / "step-00005").mkdir(parents=True)
             (run_dir / "recipe.yaml").write_text("name: x\n")
         if run_dir.name == "r":
-            (run_dir / "checkpoints" / "step-00005" / "state.json").write_text("{}")
+            (run_dir / "checkpoints" / "step-00005" / "state.json").write_text('{"step": 5, "quality": 0}')
         raise KeyboardInterrupt
 
     stub("midflight.training.trainer", train=train)
@@ -232,6 +232,23 @@ def test_errors_of_the_work_itself_are_one_line_too(stub: Stub, capsys: pytest.C
     assert line(capsys) == "midflight: not found on the Hub"
     assert run(["train", "quickstart", "seed=1"]) == 1
     assert line(capsys) == "midflight: drift"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device", "a/b"), "a/b: No space left on device; make room, then try again"),
+        (OSError(27, "File too large"), "a file: File too large; make room, then try again"),
+    ],
+)
+def test_a_full_disk_is_one_line(stub: Stub, error: OSError, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def evaluate_model(*_: Any) -> None:
+        raise error
+
+    stub("midflight.evaluating", evaluate_model=evaluate_model)
+    stub("midflight.progress", Progress=object)
+    assert run(["eval", "quickstart", "--model", "smollm2-135m"]) == 1
+    assert line(capsys) == f"midflight: {said}"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -291,7 +308,7 @@ def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytes
             return Trajectory(query, (turn,), reason, answer, error="" if answer else "engine down")
 
     built = types.SimpleNamespace(flow=Flow(), close=lambda: closed.append(True))
-    stub("midflight.building", build_agent=lambda recipe, model: built)
+    stub("midflight.building", build_agent=lambda recipe, model, progress: built)
     assert run(["solve", "Capital of Peru?"]) == 0
     said = capsys.readouterr()
     assert said.out == "Turn 1    capital: Peru\n  result  Lima\n\nLima\n"

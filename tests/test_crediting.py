@@ -121,7 +121,7 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Builder]:
     stand_in = Builder()
     module = types.ModuleType("midflight.building")
     module.build_agent = stand_in.build_agent  # type: ignore[attr-defined]
-    module.trained_folder = lambda path: path / "checkpoints/step-00009"  # type: ignore[attr-defined]
+    module.trained_folder = lambda path, say: path / "checkpoints/step-00009"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "midflight.building", module)
     yield stand_in
     assert stand_in.closed == len(stand_in.calls)

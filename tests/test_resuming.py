@@ -51,3 +51,17 @@ def test_files_are_compared_by_what_they_hold(examples: Path, tmp_path: Path) ->
     )
     with pytest.raises(UserError, match=r"agent.planner.examples = .*mine.txt: the run in .* a run keeps its recipe"):
         check_run_folder(folder.path, recipe(examples), resume=True)
+
+
+def test_a_resume_does_not_write_a_copy_that_is_there(
+    examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run").create()
+    save_recipe(recipe(examples), folder)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    save_recipe(recipe(examples), folder)
+    assert (folder.inputs / "agent-planner-mine.txt").read_text() == examples.read_text()

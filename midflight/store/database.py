@@ -1,7 +1,8 @@
 """Runs, steps, trajectories and turns in one SQLite file.
 
 Invariant: a trajectory read back equals the one written, down to the bits of its log-probs, and a write is whole or
-absent: a killed process leaves no half trajectory. One connection, one thread; other processes may read meanwhile.
+absent: a killed process or a full disk leaves no half trajectory. One connection, one thread; other processes may read
+meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from midflight.agent.types import Trajectory
-from midflight.errors import UserError
+from midflight.errors import CannotWrite, UserError
 from midflight.store.codec import decode_text, encode_id_sets, encode_json, encode_text, grammar_hash
 from midflight.store.rows import (
     grammar_of,
@@ -28,6 +29,8 @@ from midflight.store.rows import (
 )
 from midflight.store.schema import SCHEMA_VERSION, TABLES
 from midflight.tasks.base import Task
+
+_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 class StoreError(UserError):
@@ -115,11 +118,12 @@ class Store:
             raise StoreError(f"{self.path}: {unusable.format(error)}") from error
         self._connection.row_factory = sqlite3.Row
         try:
-            self._prepare()
+            with self._writing():
+                self._prepare()
         except sqlite3.Error as error:
             self.close()
             raise StoreError(f"{self.path}: {unusable.format(error)}") from error
-        except StoreError:
+        except (StoreError, CannotWrite):
             self.close()
             raise
 
@@ -153,22 +157,36 @@ class Store:
         self._connection.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
+    def _writing(self) -> Iterator[None]:
         try:
             yield
-        except BaseException:
-            self._connection.execute("ROLLBACK")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF in _DISK:  # the low byte: the rest tells kinds of one error apart
+                raise CannotWrite(self.path, error) from error
             raise
-        self._connection.execute("COMMIT")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._writing():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # SQLite has ended it itself when the disk is full
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def to_disk(self) -> None:
+        """Wait until what was written would survive a power cut; readers are not waited for."""
+        with self._writing():
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def start_run(self, name: str, recipe: Mapping[str, Any], seed: int) -> int:
         """Write a run with its resolved recipe; returns its id."""
-        cursor = self._connection.execute(
-            "INSERT INTO runs (name, seed, recipe) VALUES (?, ?, ?)",
-            (encode_text(name), str(seed), encode_json(dict(recipe), "recipe")),
-        )
-        return _id_of(cursor)
+        row = (encode_text(name), str(seed), encode_json(dict(recipe), "recipe"))
+        with self._transaction():
+            return _id_of(self._connection.execute("INSERT INTO runs (name, seed, recipe) VALUES (?, ?, ?)", row))
 
     def runs(self) -> list[RunRecord]:
         """All runs, oldest first."""
@@ -185,11 +203,13 @@ class Store:
 
     def finish_step(self, run_id: int, step: int, metrics: Mapping[str, Any]) -> None:
         """Write the metrics record of a training step beside its trajectories; a second write replaces the first."""
-        self._connection.execute(
-            "INSERT INTO steps (run_id, step, metrics) VALUES (?, ?, ?) "
-            "ON CONFLICT (run_id, step) DO UPDATE SET metrics = excluded.metrics",
-            (run_id, step, encode_json(dict(metrics), "metrics")),
-        )
+        row = (run_id, step, encode_json(dict(metrics), "metrics"))
+        with self._transaction():
+            self._connection.execute(
+                "INSERT INTO steps (run_id, step, metrics) VALUES (?, ?, ?) "
+                "ON CONFLICT (run_id, step) DO UPDATE SET metrics = excluded.metrics",
+                row,
+            )
 
     def steps(self, run_id: int) -> dict[int, dict[str, Any] | None]:
         """The run's training steps in order, each with its metrics (None: the step did not finish)."""
@@ -228,7 +248,11 @@ class Store:
         return self.add_trajectories(run_id, [entry])[0]
 
     def add_trajectories(self, run_id: int, entries: Iterable[NewTrajectory]) -> list[int]:
-        """Write many trajectories in one transaction, all or none; returns their ids in order."""
+        """Write many trajectories in one transaction, all or none; returns their ids in order.
+
+        Raises:
+            CannotWrite: the disk is full.
+        """
         with self._transaction():
             return [self._insert(run_id, entry) for entry in entries]
 

@@ -63,9 +63,3 @@ class RunFolder:
     def eval_after(self) -> Path:
         """`EvaluationResult` of the trained planner."""
         return self.path / "eval_after.json"
-
-
-def whole_checkpoints(root: Path) -> list[Path]:
-    """The checkpoints under `root`, oldest first; a folder without `state.json`, written last, is none."""
-    folders = (state.parent for state in root.glob("step-*/state.json"))
-    return sorted(folders, key=lambda folder: (len(folder.name), folder.name))

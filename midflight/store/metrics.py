@@ -1,6 +1,7 @@
 """Metrics of a run: one JSON object a line, appended and flushed as each step ends.
 
-Invariant: whatever a killed process leaves, the complete lines are readable and the next append starts a new line.
+Invariant: whatever a killed process or a full disk leaves, the complete lines are readable and the next append starts
+a new line.
 A number that is not finite is written as null, so that the file is JSON for every reader.
 """
 
@@ -10,11 +11,13 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from midflight.errors import UserError
+from midflight.errors import CannotWrite, UserError
+from midflight.store.seals import to_disk
 
 
 class MetricsError(UserError):
@@ -50,7 +53,7 @@ class MetricsWriter:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _mend_end(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = self._open()
 
     def __enter__(self) -> Self:
         return self
@@ -64,9 +67,25 @@ class MetricsWriter:
         self._file.close()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record and flush it to the operating system."""
-        self._file.write(json.dumps(_finite(dict(record)), allow_nan=False) + "\n")
-        self._file.flush()
+        """Append one record and hand it to the operating system.
+
+        Raises:
+            CannotWrite: the disk is full.
+        """
+        line = (json.dumps(_finite(dict(record)), allow_nan=False) + "\n").encode()
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise CannotWrite(self.path, error) from error
+
+    def to_disk(self) -> None:
+        """Wait until what was written would survive a power cut."""
+        to_disk(self.path)
+
+    def _open(self) -> FileIO:
+        """Without a buffer: closing after a failed write has nothing left to write."""
+        return FileIO(self.path, "a")
 
     def truncate_from(self, step: int) -> int:
         """Remove the records whose `step` is >= `step`, for a resume from before it; returns how many.
@@ -82,7 +101,7 @@ class MetricsWriter:
             os.fsync(file.fileno())
         self._file.close()
         os.replace(temporary, self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = self._open()
         return len(records) - len(kept)
 
 

@@ -1,19 +1,26 @@
-"""Checkpoints: one folder a step, written beside and renamed into place, so a folder that exists is whole."""
+"""Checkpoints: one folder a step, written beside, sealed, brought to the disk and renamed into place.
+
+Invariant: at every moment, a kill or a full disk leaves each checkpoint whole or absent.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
-from midflight.errors import UserError
-from midflight.store.folder import whole_checkpoints
+from midflight.errors import CannotWrite, UserError
+from midflight.store.seals import newest_whole, read_state, seal, to_disk, whole_checkpoints
 from midflight.training.policy import Policy
+
+WRITING, REMOVING = ".writing-", ".removing-"
+"""A folder so called is on its way to be a checkpoint, or was one."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +33,19 @@ class Checkpoint:
 
 
 def list_checkpoints(root: Path) -> list[Checkpoint]:
-    """Whole checkpoints under `root`, oldest first; see `unfinished_checkpoints` for the others."""
+    """The checkpoints under `root` that are whole by names and sizes, oldest first."""
     found = []
     for folder in whole_checkpoints(root):
-        state = json.loads((folder / "state.json").read_text())
+        state = read_state(folder)
         found.append(Checkpoint(folder, int(state["step"]), float(state["quality"])))
     return found
 
 
-def unfinished_checkpoints(root: Path) -> list[Path]:
-    """Folders under `root` that are not whole: a write that was cut off, or a checkpoint that lost its state."""
-    whole = set(whole_checkpoints(root))
-    return sorted(folder for folder in (*root.glob("step-*"), *root.glob(".writing-*")) if folder not in whole)
+def newest_checkpoint(root: Path, say: Callable[[str], None]) -> Path | None:
+    """`newest_whole`, and a line for each write that was cut off; the next save removes those."""
+    for folder in sorted(root.glob(f"{WRITING}*")):
+        say(f"{folder} was not written to its end, not used")
+    return newest_whole(root, say)
 
 
 def save_checkpoint(
@@ -51,28 +59,48 @@ def save_checkpoint(
     keep_last: int,
     keep_best: int,
 ) -> Path:
-    """Write step `step` atomically, then delete all but the newest `keep_last` and the best `keep_best`."""
-    root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob(".writing-*"):
-        shutil.rmtree(leftover)
-    temporary = root / f".writing-{step:05d}"
-    temporary.mkdir()
-    policy.save(temporary)
-    torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
-    (temporary / "state.json").write_text(json.dumps({"step": step, "quality": quality, **state}))
-    for path in temporary.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    final = root / f"step-{step:05d}"
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(temporary, final)
+    """Write step `step` atomically, then delete all but the newest `keep_last` and the best `keep_best`.
+
+    A folder of the same step that is not whole is replaced.
+
+    Raises:
+        CannotWrite: the disk is full or broken; nothing is left of the new one, and the others are as they were.
+    """
+    temporary, final = root / f"{WRITING}{step:05d}", root / f"step-{step:05d}"
+    try:
+        for leftover in (*root.glob(f"{WRITING}*"), *root.glob(f"{REMOVING}*")):
+            shutil.rmtree(leftover)
+        temporary.mkdir(parents=True)
+        policy.save(temporary)
+        torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
+        seal(temporary, {"step": step, "quality": quality, **state})
+        if final.exists():
+            _remove(final)
+        os.replace(temporary, final)
+        to_disk(root)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        # safetensors, torch and tokenizers have an error of their own for what is an OSError elsewhere
+        if isinstance(error, OSError | RuntimeError | SafetensorError) or type(error) is Exception:
+            raise CannotWrite(final, error) from error
+        raise
+    _prune(root, keep_last, keep_best)
+    return final
+
+
+def _prune(root: Path, keep_last: int, keep_best: int) -> None:
     everything = list_checkpoints(root)
     best = sorted(everything, key=lambda one: (one.quality, one.step))[-keep_best:] if keep_best else []
     for one in everything[:-keep_last]:
         if one not in best:
-            shutil.rmtree(one.folder)
-    return final
+            _remove(one.folder)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint; a kill in the middle leaves the whole folder, or one that the next save clears away."""
+    away = folder.with_name(f"{REMOVING}{folder.name}")
+    os.replace(folder, away)
+    shutil.rmtree(away)
 
 
 def load_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -84,11 +112,10 @@ def load_checkpoint(folder: Path, policy: Policy, optimizer: torch.optim.Optimiz
     try:
         policy.load(folder)
         optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
-        state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+        return read_state(folder)
     except Exception as error:  # the boundary to files that may hold anything: each reader has errors of its own
         reason = " ".join(str(error).split())[:160]
         raise UserError(
             f"checkpoint {folder}: cannot be read ({type(error).__name__}: {reason}); remove it to go on from the one "
             "before"
         ) from error
-    return state

@@ -27,7 +27,7 @@ from midflight.building import (
 )
 from midflight.config import Recipe, resolved
 from midflight.engines.local import LoadedModel
-from midflight.errors import TrainingStopped
+from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped
 from midflight.evaluating import file_tasks, listed_tasks
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
 from midflight.evaluation.report import pick_example, render_report
@@ -39,7 +39,7 @@ from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
 from midflight.training.advantages import Placed
-from midflight.training.checkpoints import list_checkpoints, load_checkpoint, save_checkpoint, unfinished_checkpoints
+from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from midflight.training.data import ListSource, Source, TaskStream, atlas_source
 from midflight.training.measures import step_record
 from midflight.training.policy import Policy, SyncError
@@ -84,7 +84,8 @@ def train(
 
     Raises:
         UserError: something given is wrong; nothing was done.
-        TrainingStopped: sampler and trainer disagree, the gradient is not finite, or memory ran out.
+        TrainingStopped: sampler and trainer disagree, the gradient is not finite, memory ran out, or the run cannot be
+            written.
         KeyboardInterrupt: interrupted; finished trajectories of the step and the last checkpoint are kept.
     """
     check_run_folder(run_dir, recipe, resume=resume)
@@ -93,6 +94,10 @@ def train(
         return trainer.run(resume=resume, evaluate_ends=evaluate_ends)
     except (DriftError, SyncError, GradientError, OutOfMemory) as error:
         raise TrainingStopped(str(error)) from error
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise CannotWrite(Path(error.filename or run_dir), error) from error
     finally:
         trainer.close()
 
@@ -194,7 +199,9 @@ class Trainer:
                 left = (self.settings.steps - step) * sum(walls[-5:]) / len(walls[-5:])
                 self.progress.step(record, self.settings.steps, left)
                 if step % self.settings.save_every == 0 or step == self.settings.steps:
-                    self._save(step)
+                    store.to_disk()
+                    metrics.to_disk()
+                    self._save(step)  # so that no step a checkpoint has done is missing from either
             after = self._evaluate(store, run_id, "after") if ask else None
             plots = write_plots(self.folder.path)
             if before is not None and after is not None:
@@ -351,17 +358,15 @@ class Trainer:
         )
 
     def _resume(self) -> int:
-        """Restore the newest checkpoint; 0 when the run was stopped before its first."""
-        for folder in unfinished_checkpoints(self.folder.checkpoints):
-            self.progress.note(f"{folder} is not a whole checkpoint: not used")
-        found = list_checkpoints(self.folder.checkpoints)
-        if not found:
+        """Restore the newest whole checkpoint; 0 when the run was stopped before its first."""
+        newest = newest_checkpoint(self.folder.checkpoints, self.progress.note)
+        if newest is None:
             self.progress.note(f"{self.folder.path} has no checkpoint yet: starting at step 1")
             return 0
-        state = load_checkpoint(found[-1].folder, self.policy, self.optimizer)
+        state = load_checkpoint(newest, self.policy, self.optimizer)
         self.stream.success = dict(state["success"])
-        self.progress.note(f"resuming {self.folder.path} after step {found[-1].step}")
-        return found[-1].step
+        self.progress.note(f"resuming {self.folder.path} after step {state['step']}")
+        return int(state["step"])
 
 
 def _source(recipe: Recipe, tasks: Sequence[Task] | None) -> Source:

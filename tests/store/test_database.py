@@ -20,8 +20,10 @@ from midflight.agent.types import (
     Verdict,
 )
 from midflight.engines.base import FinishReason, Sampling
+from midflight.errors import CannotWrite
 from midflight.store import NewTrajectory, PhaseLine, Store, StoreError, TrajectoryLine, ValueNotStorable
 from midflight.tasks.base import Task
+from tests.store.full import files_of_at_most
 
 GRAMMAR = 'start: "capital: " /[A-Za-z ]+/ "\\n"'
 TASK = Task("t1", "Capital of Ghana?", "Accra", checker_options={"fold_case": True}, kind="capital", level=2)
@@ -271,3 +273,54 @@ def test_a_second_connection_reads_while_the_first_is_open(tmp_path: Path) -> No
         run_id = writer.start_run("a", {}, 0)
         writer.add_trajectories(run_id, [new(1)])
         assert reader.trajectories(run_id)[0].trajectory == FULL
+
+
+def test_a_full_disk_is_one_line_and_the_store_is_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with Store(path) as store:
+        run_id = store.start_run("a", {}, 0)
+        store.add_trajectories(run_id, [new(1)])
+        full = path.with_name("s-wal").stat().st_size + 100
+        with files_of_at_most(full):
+            for write in (
+                lambda: store.add_trajectories(run_id, [new(2), new(2)]),
+                lambda: store.finish_step(run_id, 2, {"x": "y" * 9000}),
+                lambda: store.start_run("b" * 9000, {}, 0),
+                lambda: store.drop_steps_from(run_id, 1),
+            ):
+                with pytest.raises(CannotWrite) as raised:
+                    write()
+                assert str(raised.value).startswith(f"{path}: cannot be written (")
+        assert store.steps(run_id) == {1: None}
+        store.add_trajectories(run_id, [new(2)])
+    with Store(path) as store:
+        assert [(one.step, one.trajectory) for one in store.trajectories(run_id)] == [(1, FULL), (2, FULL)]
+        assert len(store.runs()) == 1
+
+
+def test_a_full_disk_is_noticed_when_the_log_is_written_back(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with Store(path) as store:
+        run_id = store.start_run("a", {}, 0)
+        store.add_trajectories(run_id, [new(step) for step in range(40)])
+        with files_of_at_most(path.stat().st_size + 100), pytest.raises(CannotWrite):
+            store.to_disk()
+        store.to_disk()
+        assert len(store.trajectories(run_id)) == 40
+
+
+def test_a_store_that_cannot_be_made_for_want_of_room_says_so(tmp_path: Path) -> None:
+    with files_of_at_most(100), pytest.raises(CannotWrite):
+        Store(tmp_path / "s")
+
+
+def test_the_log_does_not_grow_with_the_steps(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    sizes = []
+    with Store(path) as store:
+        run_id = store.start_run("a", {}, 0)
+        for step in range(30):
+            store.add_trajectories(run_id, [new(step, member=member) for member in range(8)])
+            store.to_disk()
+            sizes.append(path.with_name("s-wal").stat().st_size)
+    assert max(sizes[5:]) <= max(sizes[:5]) * 1.5

@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from midflight.errors import CannotWrite
 from midflight.store import MetricsError, MetricsWriter, read_metrics
+from tests.store.full import files_of_at_most
 
 
 def test_records_come_back_and_are_on_disk_before_close(tmp_path: Path) -> None:
@@ -56,3 +58,30 @@ def test_truncation_keeps_earlier_steps_and_appends_go_on(tmp_path: Path) -> Non
 
 def test_an_absent_file_has_no_records(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "none") == []
+
+
+def test_a_full_disk_leaves_the_lines_before_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    with MetricsWriter(path) as writer:
+        writer.write({"step": 1})
+        with files_of_at_most(20), pytest.raises(CannotWrite) as raised:
+            writer.write({"step": 2, "text": "x" * 100})
+    assert str(raised.value).startswith(f"{path}: cannot be written (File too large; ")
+    assert str(raised.value).endswith(
+        " MB free there); what was saved before is kept: make room, then go on with --resume"
+    )
+    assert path.read_text() == '{"step": 1}\n{"step":'
+    assert read_metrics(path) == [{"step": 1}]
+    with MetricsWriter(path) as writer:
+        writer.write({"step": 2})
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_an_interrupted_truncation_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    with MetricsWriter(path) as writer:
+        for step in (1, 2, 3):
+            writer.write({"step": step})
+        with files_of_at_most(5), pytest.raises(OSError, match="File too large"):
+            writer.truncate_from(3)
+    assert [record["step"] for record in read_metrics(path)] == [1, 2, 3]

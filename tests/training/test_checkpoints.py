@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
-from midflight.errors import UserError
-from midflight.training.checkpoints import (
-    list_checkpoints,
-    load_checkpoint,
-    save_checkpoint,
-    unfinished_checkpoints,
-)
+from midflight.errors import CannotWrite, UserError
+from midflight.store import seals
+from midflight.store.seals import checkpoint_folders
+from midflight.training import checkpoints
+from midflight.training.checkpoints import list_checkpoints, load_checkpoint, newest_checkpoint, save_checkpoint
 
 
 class OneWeight:
@@ -86,21 +87,44 @@ def test_a_write_that_was_cut_off_is_ignored_and_removed(tmp_path: Path) -> None
         (tmp_path / name).mkdir()
         (tmp_path / name / "weight.pt").write_text("half")
     assert steps(tmp_path) == [1]
-    assert [folder.name for folder in unfinished_checkpoints(tmp_path)] == [".writing-00002", "step-00003"]
+    said: list[str] = []
+    assert newest_checkpoint(tmp_path, said.append) == tmp_path / "step-00001"
+    assert said == [
+        f"{tmp_path}/.writing-00002 was not written to its end, not used",
+        f"{tmp_path}/step-00003 is not whole, not used: it has no state.json, which is written last",
+    ]
+    (tmp_path / ".removing-step-00000").mkdir()
     save(tmp_path, 2)
-    assert not (tmp_path / ".writing-00002").exists()
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00001", "step-00002", "step-00003"]
     save(tmp_path, 3)
     assert steps(tmp_path) == [2, 3]
-    assert unfinished_checkpoints(tmp_path) == []
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00002", "step-00003"]
 
 
-def test_a_failed_write_leaves_the_checkpoints_as_they_were(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "becomes"),
+    [
+        (OSError(28, "No space left on device"), CannotWrite),
+        (RuntimeError("unexpected pos 64 vs 0"), CannotWrite),  # torch's
+        (SafetensorError("I/O error"), CannotWrite),
+        (Exception("os error 28"), CannotWrite),  # that of tokenizers
+        (TypeError("a mistake of ours"), TypeError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_a_failed_write_leaves_the_checkpoints_as_they_were(
+    tmp_path: Path, error: BaseException, becomes: type[BaseException]
+) -> None:
     save(tmp_path, 1)
+    (tmp_path / "step-00002").mkdir()
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
 
-    def full(_: Path) -> None:
-        raise OSError(28, "No space left on device")
+    def full(folder: Path) -> None:
+        (folder / "weight.pt").write_bytes(b"half")
+        raise error
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(BaseException) as raised:
         save_checkpoint(
             tmp_path,
             SimpleNamespace(save=full),  # type: ignore[arg-type]
@@ -111,7 +135,47 @@ def test_a_failed_write_leaves_the_checkpoints_as_they_were(tmp_path: Path) -> N
             keep_last=1,
             keep_best=0,
         )
-    assert steps(tmp_path) == [1]
+    assert raised.type is becomes
+    if becomes is CannotWrite:
+        reason = "No space left on device" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        begins = rf"{tmp_path / 'step-00002'}: cannot be written \({reason}; [\d,.]+ MB free there\); what was "
+        assert re.fullmatch(begins + "saved before is kept: make room, then go on with --resume", str(raised.value))
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_it_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, then the folder that names them, then the name, then the folder that holds it."""
+    done: list[str] = []
+    by_number: dict[int, str] = {}
+    real_open, real_replace = os.open, os.replace
+
+    def opened(path: Path, flags: int, **options: Any) -> int:
+        number = real_open(path, flags, **options)
+        by_number[number] = Path(path).name
+        return number
+
+    def replaced(source: Path, target: Path) -> None:
+        done.append(f"{source.name} > {target.name}")
+        real_replace(source, target)
+
+    monkeypatch.setattr(seals.os, "open", opened)
+    monkeypatch.setattr(seals.os, "fsync", lambda number: done.append(by_number[number]))
+    monkeypatch.setattr(checkpoints.os, "replace", replaced)
+    save(tmp_path, 1)
+    assert sorted(done[:3]) == ["optimizer.pt", "state.json", "weight.pt"]
+    assert done[3:] == [".writing-00001", ".writing-00001 > step-00001", tmp_path.name]
+    done.clear()
+    save(tmp_path, 2, keep_last=1)
+    assert done[-2:] == [tmp_path.name, "step-00001 > .removing-step-00001"]
+
+
+def test_what_is_not_whole_takes_no_place_of_those_that_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+    (tmp_path / "step-00002" / "weight.pt").write_bytes(b"half")
+    save(tmp_path, 3, quality=0.5, keep_last=2)
+    assert steps(tmp_path) == [1, 3]
+    assert [folder.name for folder in checkpoint_folders(tmp_path)] == ["step-00001", "step-00002", "step-00003"]
 
 
 def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
@@ -122,7 +186,7 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["weight.pt", "optimizer.pt", "state.json"])
-def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, name: str) -> None:
+def test_a_checkpoint_that_cannot_be_loaded_is_one_line(tmp_path: Path, name: str) -> None:
     folder = save(tmp_path, 3)
     (folder / name).write_bytes(b"{")
     with pytest.raises(UserError, match=rf"checkpoint {folder}: cannot be read \(.*remove it to go on from the one be"):

@@ -216,7 +216,7 @@ def test_what_is_saved_is_loaded_bit_for_bit_and_solves_as_trained(tmp_path, row
     policy.load(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), saved, strict=True))
     assert torch.equal(plain_logprobs(policy.causal, rows[0]), expected)
-    found, base = load_trained(load_recipe("quickstart"), str(tmp_path))
+    found, base = load_trained(load_recipe("quickstart"), str(tmp_path), print)
     assert base == EMBEDDED
     assert torch.allclose(plain_logprobs(found.model, rows[0]), expected, atol=1e-4)
 

@@ -174,6 +174,31 @@ def test_held_out_questions_before_and_after_and_what_is_not_whole_is_said(model
         eval_tasks=asked,
     )  # fmt: skip
     notes = stream.getvalue().splitlines()
-    assert f"{folder.checkpoints / 'step-00009'} is not a whole checkpoint: not used" in notes
+    not_whole = (
+        f"{folder.checkpoints / 'step-00009'} is not whole, not used: it has no state.json, which is written last"
+    )
+    assert not_whole in notes
     assert f"resuming {folder.path} after step 1" in notes
     assert phases(folder.path) == [("before", None, 1), ("train", 1, 32), ("after", None, 1)]
+
+
+def test_what_a_checkpoint_has_done_is_on_the_disk_before_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from midflight.store import MetricsWriter
+    from midflight.training import trainer
+
+    done: list[str] = []
+    real = trainer.save_checkpoint
+
+    def save(*arguments: Any, **named: Any) -> Path:
+        done.append("checkpoint")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(Store, "to_disk", lambda store: done.append(f"store with {len(store.steps(1))}"))
+    monkeypatch.setattr(
+        MetricsWriter, "to_disk", lambda metrics: done.append(f"{len(read_metrics(metrics.path))} lines")
+    )
+    monkeypatch.setattr(trainer, "save_checkpoint", save)
+    run(recipe(model, "training.save_every=2", steps=3), tmp_path / "run")
+    assert done == ["store with 2", "2 lines", "checkpoint", "store with 3", "3 lines", "checkpoint"]

@@ -1,21 +1,39 @@
-"""A model folder that loads and trains in a second: the embedded model's tokenizer on a few random weights."""
+"""Model folders that load and train in a second: a few random weights under a tokenizer."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 def make_tiny_model(folder: Path) -> Path:
-    """Write the model into `folder`; needs the embedded model's package."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    """Write one with the embedded model's tokenizer into `folder`; needs its package."""
+    from transformers import AutoTokenizer
 
     from midflight.engines.local.models import EMBEDDED, resolve
 
-    tokenizer = AutoTokenizer.from_pretrained(resolve(EMBEDDED))
+    return _write(folder, AutoTokenizer.from_pretrained(resolve(EMBEDDED)), vocab_size=49152, end=2)
+
+
+def make_byte_model(folder: Path) -> Path:
+    """Write one whose tokens are the 256 bytes and an end; it needs no package and loads at once."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({"<end>": 0, **{letter: i for i, letter in enumerate(letters, 1)}}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _write(folder, PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>"), vocab_size=257, end=0)
+
+
+def _write(folder: Path, tokenizer: Any, *, vocab_size: int, end: int) -> Path:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=49152,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -25,8 +43,8 @@ def make_tiny_model(folder: Path) -> Path:
         initializer_range=0.1,
         tie_word_embeddings=True,
         bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
+        eos_token_id=end,
+        pad_token_id=end,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -34,6 +34,8 @@ from midflight.engines.local.prompts import PromptEncoder
 
 _QUIET_TICKS = 8
 """Turns of the event loop without a new request before a batch starts."""
+_AWAKE_SECONDS = 0.25
+"""The event loop wakes as often during a batch: a signal that comes just as it falls asleep does not wake it."""
 
 
 class LocalEngine:
@@ -124,7 +126,10 @@ class LocalEngine:
                 continue
             rows = [entry[0] for entry in batch]
             try:
-                await loop.run_in_executor(self._worker, self._decode, rows)
+                decoding = loop.run_in_executor(self._worker, self._decode, rows)
+                while not decoding.done():
+                    await asyncio.wait([decoding], timeout=_AWAKE_SECONDS)
+                decoding.result()
             except Exception as error:  # the boundary: a failed forward is an infrastructure failure of each request
                 for _, _, future in batch:
                     if not future.done():
