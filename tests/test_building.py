@@ -126,7 +126,7 @@ def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path, monkeypatc
 def test_an_agent_draws_as_in_evaluation_unless_it_is_to_draw_as_in_training(
     monkeypatch: pytest.MonkeyPatch, training: bool, temperature: float
 ) -> None:
-    monkeypatch.setattr(building, "load_trained", lambda recipe, name: (SimpleNamespace(name=name), name))
+    monkeypatch.setattr(building, "load_trained", lambda recipe, name, say: (SimpleNamespace(name=name), name))
     monkeypatch.setattr(building, "local_engine", lambda recipe, loaded: ScriptedEngine([]))
     monkeypatch.setattr(building, "check_prompt_fits", lambda recipe, flow, engine: None)
     recipe = load_recipe("quickstart", ["agent.planner.temperature=0.7", "agent.planner.eval_temperature=0.1"])
