@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 import update_speed
+import yaml
 from folders import answered, finished_run, question, trajectory, turn
 from update_parts import ours, padded, sweep, trl
-from update_parts.measures import MatmulRate, fastest, matmul_flops
+from update_parts.measures import MatmulRate, fastest, matmul_flops, peak_in_child, peak_increase
 from update_parts.rows import built_rows, copies, length, load_rows, made_rows, save_rows, spread, stored_rows
 
 from midflight.agent.types import Generation
 from midflight.building import local_engine
-from midflight.config import load_recipe
+from midflight.config import load_recipe, resolved
 from midflight.engines.base import FinishReason
 from midflight.engines.local import LoadedModel
 from midflight.errors import UserError
@@ -139,7 +140,7 @@ def test_bad_arguments_are_one_line(given, says, stored, capsys):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """A run folder: step 1 has one group of two trajectories with signal, step 2 one without."""
+    """A run folder: step 1 asked one question twice, with two and three trajectories; step 2 has no signal."""
 
     def drawn(ids):
         return Generation("x", FinishReason.STOP, (1, 5, 6), ids, (-0.5,) * len(ids), (False,) * len(ids), grammar=None)
@@ -148,7 +149,7 @@ def stored(tmp_path_factory):
     evaluated = [answered(task, 1.0)]
     folder = finished_run(tmp_path_factory.mktemp("run") / "quickstart-seed0", evaluated, evaluated)
     with Store(RunFolder(folder).store) as store:
-        for step, rewards in ((1, (1.0, 0.0)), (2, (0.0, 0.0))):
+        for step, groups in ((1, ((1.0, 0.0), (1.0, 0.0, 0.0))), (2, ((0.0, 0.0),))):
             store.add_trajectories(
                 store.runs()[-1].id,
                 [
@@ -166,7 +167,7 @@ def stored(tmp_path_factory):
                         ),
                         reward=reward,
                     )
-                    for _ in range(2)  # the same question twice: two groups
+                    for rewards in groups
                     for member, reward in enumerate(rewards)
                 ],
             )
@@ -175,13 +176,16 @@ def stored(tmp_path_factory):
 
 def test_a_stored_step_gives_the_rows_that_trained(stored):
     rows = stored_rows(stored, 1, load_recipe("quickstart").training)
-    assert [one.ids for one in rows] == [(7, 9), (7, 9), (8, 9), (8, 9)] * 2
-    assert [one.advantage for one in rows] == pytest.approx([1.0, 1.0, -1.0, -1.0] * 2)
-    assert {one.weight for one in rows} == {1 / (2 * 2 * 2 * 2)}  # groups, trajectories, turns, tokens
+    assert [one.ids[0] for one in rows] == [7, 7, 8, 8, 7, 7, 8, 8, 9, 9]
+    high, low = 2**0.5, -(0.5**0.5)
+    assert [one.advantage for one in rows] == pytest.approx([1, 1, -1, -1, high, high, low, low, low, low])
+    # groups, trajectories of the group, turns, tokens
+    assert [one.weight for one in rows] == pytest.approx([1 / (2 * 2 * 2 * 2)] * 4 + [1 / (2 * 3 * 2 * 2)] * 6)
     assert {one.prompt_ids for one in rows} == {(1, 5, 6)}
 
 
 model = pytest.mark.model
+linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells the peak of a call")
 
 
 @pytest.fixture(scope="module")
@@ -272,10 +276,38 @@ def test_built_rows_have_the_sizes_asked_for(recipe, bench):
     assert grown[:3] == [0, 30, 60]
 
 
+@linux
+def test_the_peak_is_that_of_the_call_and_not_of_what_was_before_it():
+    bytearray(400_000_000)
+    loaded, peak = peak_increase(lambda: bytearray(b"x") * 200_000_000)
+    assert 0.195 < peak < 0.25 and loaded > 0.05
+
+
+@linux
+@model
+def test_the_peak_of_an_update_is_measured_in_a_process_of_its_own(recipe, few, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(resolved(recipe)))
+    save_rows(few, tmp_path / "rows")
+    spec = {"recipe": str(tmp_path / "recipe.yaml"), "rows": str(tmp_path / "rows"), "copies": 2, "pack_tokens": 96}
+    found = peak_in_child({**spec, "micro_batch": None}, tmp_path)
+    logits = 10 * 49152 * 4 / 1e9  # of a row or so; several such arrays live at once
+    assert logits < found["peak_gb"] < 0.5 < found["loaded_gb"] + 0.3
+    with pytest.raises(UserError, match="measuring memory failed: .*KeyError: 'copies'"):
+        peak_in_child({name: value for name, value in spec.items() if name != "copies"}, tmp_path)
+
+
+def fake_peak(spec, folder):
+    assert load_rows(Path(spec["rows"])) and load_recipe(spec["recipe"]).training.pack_tokens == 96
+    if spec["micro_batch"] is not None:
+        return {"loaded_gb": 1.0, "peak_gb": 1000.0 * spec["micro_batch"]}
+    return {"loaded_gb": 1.0, "peak_gb": spec["pack_tokens"] + spec["copies"] / 10}
+
+
 @model
 def test_json_has_every_figure_and_null_for_a_peer_that_is_not_there(recipe, few, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv(trl.VARIABLE, raising=False)
     monkeypatch.setattr(update_speed, "rows_for", lambda options: (recipe, few))
+    monkeypatch.setattr(update_speed, "peak_in_child", fake_peak)
     assert update_speed.main(["--json", "--repeats", "2", "--micro-batches", "2", "4"]) == 0
     printed = capsys.readouterr()
     assert trl.INSTALL in printed.err
@@ -289,12 +321,12 @@ def test_json_has_every_figure_and_null_for_a_peer_that_is_not_there(recipe, few
     assert set(found["micro_batch"]) == {"padded", "plain_peft"} and set(found["micro_batch"].values()) <= {2, 4}
     assert {way: len(taken) for way, taken in found["seconds"].items()} == {"ours": 4, "padded": 2, "plain_peft": 2}
     assert max(found["gradient_gap"].values()) < 1e-5
-    assert found["peak_gb"] > 0 and found["peak_gb_padded"] > 0
-    assert [(one["pack_tokens"], one["batch"]) for one in found["peak_gb_by_pack"]] == [
-        (96, 1), (96, 4), (192, 1), (192, 4),
+    assert (found["peak_gb"], found["peak_gb_padded"]) == (96.1, 1000.0 * found["micro_batch"]["padded"])
+    assert [(one["pack_tokens"], one["batch"], one["peak_gb"]) for one in found["peak_gb_by_pack"]] == [
+        (96, 1, 96.1), (96, 4, 96.4), (192, 1, 192.1), (192, 4, 192.4),
     ]  # fmt: skip
     text = update_speed.render(found)
-    assert "padded / ours" not in text and "5 rows" in text and "packs of 192, 4 x the rows" in text
+    assert "5 rows" in text and "packs of 192, 4 x the rows: 192.40 GB" in text
 
 
 @model
