@@ -114,6 +114,10 @@ def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path, monkeypatc
     assert loaded == [str(tmp_path / "checkpoints/step-00010")]
     assert base == "smollm2-135m"
     assert building.load_trained(recipe, "nobody/none")[1] == "nobody/none"
+    warm = tmp_path / "warm"
+    warm.mkdir()
+    (warm / "state.json").write_text(json.dumps({"step": 1, "base": str(tmp_path / "checkpoints/step-00010")}))
+    assert building.load_trained(recipe, str(warm))[1] == "smollm2-135m"  # the model all training began with
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
