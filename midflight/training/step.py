@@ -261,13 +261,14 @@ class Updater:
             return torch.tensor(values, device=scores.logprobs.device, dtype=torch.float32)
 
         def of_token(name: str) -> torch.Tensor | None:
-            if getattr(rows[0], name) is None:
+            if not getattr(rows[0], name):
                 return None
             return tensor([getattr(row, name)[term.position] for row, term in zip(rows, terms, strict=True)])
 
         drawn, old = of_token("logprobs"), of_token("old")
-        assert drawn is not None
-        if check:
+        if drawn is None:  # demonstrations: no sampler to compare with, and no ratio
+            drawn = scores.logprobs.detach()
+        elif check:
             ids = [row.ids[term.position] for row, term in zip(rows, terms, strict=True)]
             self._check_drift(scores.logprobs.detach(), drawn, ids, metrics)
         corrections = None
