@@ -21,9 +21,8 @@ SCORED_AT_ONCE = 128
 class Row:
     """One planner turn as it trains. `weight` is that of each of its unforced tokens.
 
-    `logprobs` are those it was drawn with (empty for demonstrations, which share no update with others), `old` the
-    trainer's before the update where it needs them, `reference` the reference model's; `supports` are as in
-    `Generation`. `trajectory` tells which rows belong together.
+    `logprobs` are those it was drawn with, `old` the trainer's before the update where it needs them, `reference` the
+    reference model's; `supports` are as in `Generation`. `trajectory` tells which rows belong together.
     """
 
     prompt_ids: Ids

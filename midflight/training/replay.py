@@ -100,4 +100,5 @@ def _row(
             forced = engine.masks.forced(request.grammar, ids)
         except GrammarError:
             raise NotShowable("an action that the planner's grammar does not allow") from None
-    return Row(prompt, ids, (), forced, TEMPERATURE, request.grammar)
+    nobody_drew = (0.0,) * len(ids)
+    return Row(prompt, ids, nobody_drew, forced, TEMPERATURE, request.grammar)

@@ -160,7 +160,7 @@ class SupervisedTrainer(Session):
         with self.progress.bar(f"step {step}/{self.settings.steps}: update", 1, passing=True):
             if self.settings.kl_beta > 0:
                 rows = self.updater.with_reference(rows)
-            measured = self.updater.update(rows, version=self.engine.weights_version)
+            measured = self.updater.update(rows, drawn=False)
         self.policy.sync(self.engine, step, bound=self.settings.max_drift)
         self.stream.success = {"demonstrations": math.exp(-measured.loss)}
         record = {

@@ -123,10 +123,11 @@ class Updater:
         found = self._fitting(score)
         return [replace(row, reference=values) for row, values in zip(rows, found, strict=True)]
 
-    def update(self, rows: Sequence[Row], *, version: int = 0, seed: int = 0) -> UpdateMetrics:
+    def update(self, rows: Sequence[Row], *, version: int = 0, seed: int = 0, drawn: bool = True) -> UpdateMetrics:
         """`epochs` passes over `rows`, each in `mini_batches` optimizer steps; the metrics are of the first pass.
 
         `version` is that of the weights the rows should be drawn with; `seed` deals trajectories to mini-batches.
+        Rows that were not `drawn` here, demonstrations, have no log-prob to compare with: there is no drift.
 
         Raises:
             DriftError: a log-prob is off by more than `max_drift` before the first optimizer step.
@@ -146,7 +147,10 @@ class Updater:
                 if not first:
                     self.policy.write(self.sampler)
                 self._step(
-                    part, metrics, share=1 / len(parts) if epoch == 0 else 0.0, check=first and part[0].old is None
+                    part,
+                    metrics,
+                    share=1 / len(parts) if epoch == 0 else 0.0,
+                    check=drawn and first and part[0].old is None,
                 )
                 first = False
         self.masks.forget_replays()
@@ -261,14 +265,13 @@ class Updater:
             return torch.tensor(values, device=scores.logprobs.device, dtype=torch.float32)
 
         def of_token(name: str) -> torch.Tensor | None:
-            if not getattr(rows[0], name):
+            if getattr(rows[0], name) is None:
                 return None
             return tensor([getattr(row, name)[term.position] for row, term in zip(rows, terms, strict=True)])
 
         drawn, old = of_token("logprobs"), of_token("old")
-        if drawn is None:  # demonstrations: no sampler to compare with, and no ratio
-            drawn = scores.logprobs.detach()
-        elif check:
+        assert drawn is not None
+        if check:
             ids = [row.ids[term.position] for row, term in zip(rows, terms, strict=True)]
             self._check_drift(scores.logprobs.detach(), drawn, ids, metrics)
         corrections = None

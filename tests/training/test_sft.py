@@ -25,9 +25,10 @@ from midflight.store import RunFolder, Store, read_metrics
 from midflight.tasks.base import Task
 from midflight.tools import tool
 from midflight.training import step
-from midflight.training.demonstrations import DEMONSTRATION, Wanted
+from midflight.training.demonstrations import DEMONSTRATION, Wanted, select
 from midflight.training.replay import NotShowable, replay
 from midflight.training.sft import Demonstrations, SupervisedTrainer, sft
+from midflight.training.step import DriftError
 from midflight.training.trainer import train
 from tests.training.recorded import act, entry, record_run, trajectory
 from tests.training.test_step import gap, gradients, policy_of, updater_of
@@ -120,7 +121,7 @@ def test_a_replay_of_the_planners_own_rollouts_is_what_was_recorded(
         for row, turn in zip(found.rows, found.trajectory.turns, strict=True):
             drawn = turn.generation
             assert (row.prompt_ids, row.ids, row.forced) == (drawn.prompt_ids, drawn.ids, drawn.forced)
-            assert (row.temperature, row.logprobs, row.grammar) == (1.0, (), drawn.grammar)
+            assert (row.temperature, row.grammar) == (1.0, drawn.grammar)
             assert {type(one) for one in row.forced} == {bool}
             respelt += row.ids != tuple(engine.encode_text(drawn.text))
             rows += 1
@@ -181,14 +182,14 @@ def test_what_the_planner_could_not_have_done_is_not_shown(model: Path) -> None:
 
 @pytest.mark.parametrize("lora", [(4, 8.0), None], ids=["lora", "full"])
 def test_loss_and_gradient_are_those_of_masked_cross_entropy(model: Path, lora: tuple[int, float] | None) -> None:
-    """Of rows that were not drawn: nothing is compared with a sampler, and no ratio or temperature is in the way."""
+    """Of rows that were not drawn: nothing is compared with a sampler, and the rollouts' temperature is not in it."""
     flow, engine = ready(recipe(model, "agent.planner.temperature=0.5"))
     recorded = trajectory("Pick one.", act("note", "b c"), DONE)
     rows = replay(Task("t", "q", "x"), recorded, flow, engine).rows
     rows = [replace(row, advantage=1.0, weight=0.5 / row.forced.count(False)) for row in rows]
     policy = policy_of(model, lora)
     updater = updater_of(policy, engine, loss="reinforce", max_drift=1e-30)
-    measured = updater.update(rows)
+    measured = updater.update(rows, drawn=False)
     ours = gradients(policy).clone()
     for parameter in policy.parameters():
         parameter.grad = None
@@ -202,9 +203,11 @@ def test_loss_and_gradient_are_those_of_masked_cross_entropy(model: Path, lora: 
         free = ~torch.tensor(row.forced)
         loss = loss + 0.5 * torch.nn.functional.cross_entropy(masked[free], torch.tensor(row.ids)[free])
     loss.backward()  # type: ignore[no-untyped-call]
-    assert measured.loss == pytest.approx(float(loss), abs=1e-5)
+    assert measured.loss == pytest.approx(float(loss.detach()), abs=1e-5)
     assert gap(ours, gradients(policy)) < 1e-5
-    assert (measured.drift, measured.ratio_max, measured.clipped) == (0.0, 1.0, 0.0)
+    assert measured.drift == 0.0
+    with pytest.raises(DriftError):
+        updater.update(rows)
 
 
 def test_every_demonstration_of_a_batch_weighs_the_same_unless_the_recipe_says_otherwise(model: Path) -> None:
@@ -325,7 +328,13 @@ def test_the_other_modules_of_a_warm_start_stay_untrained(model: Path, tmp_path:
     overrides = ["agent.verifier.kind=llm", "agent.verifier.max_tokens=8", f"model.name={tmp_path / 'one'}"]
     warm = recipe(model, *overrides)
     trainer = SupervisedTrainer(
-        warm, tmp_path / "two", Progress(io.StringIO()), [pick, note], [], *selection_of(tmp_path, warm)
+        warm,
+        tmp_path / "two",
+        Progress(io.StringIO()),
+        [pick, note],
+        [],
+        select(Wanted((tmp_path / "teacher",)), warm, []),
+        None,
     )
     plain, trained = load_named(own, str(model)).model, load_trained(own, str(tmp_path / "one"))[0].model
     assert trainer.frozen is not None
@@ -338,12 +347,6 @@ def test_the_other_modules_of_a_warm_start_stay_untrained(model: Path, tmp_path:
             reference.state_dict()[name.replace(".weight", ".base_layer.weight")], trained.state_dict()[name]
         )
     trainer.close()
-
-
-def selection_of(tmp_path: Path, recipe: Recipe) -> tuple[Any, None]:
-    from midflight.training.demonstrations import select
-
-    return select(Wanted((tmp_path / "teacher",)), recipe, []), None
 
 
 def test_at_most_so_many_of_one_question_the_shortest_first_and_never_a_held_out_one(
