@@ -1,13 +1,14 @@
 """The ablation: frozen planner, advantages normalised over turns, Flow-GRPO; same recipe, seeds, questions and budget.
 
 Usage: python benchmarks/ablation.py [--seeds 0 1 2] [--recipe quickstart] [--run-dir DIR]
-           [--reuse] [--json] [key=value ...]
+           [--sft] [--reuse] [--json] [key=value ...]
 
 The frozen planner is the evaluation before training of the Flow-GRPO runs. With --reuse the Flow-GRPO arm takes the
-runs of benchmarks/quickstart.py in the same --run-dir.
+runs of benchmarks/quickstart.py in the same --run-dir. With --sft there is one more arm: supervised training on the
+successful training rollouts of the Flow-GRPO run of the same seed (`midflight sft`).
 
 Prints one object (as tables without --json):
-  arms: by name (frozen, turn_normalised, flow_grpo)
+  arms: by name (frozen, turn_normalised, sft where asked for, flow_grpo)
     seeds                 one entry a seed: seed, run, accuracy, interval, n, by_level, seconds; or seed, run, error
     accuracy, interval, n all seeds together; a question's answers under all seeds are drawn together in the
                           bootstrap (absent when every run failed)
@@ -16,6 +17,7 @@ Prints one object (as tables without --json):
     accuracy, interval    all questions (bootstrap over questions, 95 %); seeds are few and are not resampled
     by_level              the same by level
     seeds                 those in which both arms finished
+  sft_difference: flow_grpo minus sft, likewise
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from common import Run, arguments, figure, parse, pooled, run, show_interval
@@ -98,19 +101,24 @@ def _by_question(scored: Sequence[Scored]) -> dict[str, float]:
 
 
 def compare(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
-    """The whole object from the runs of both trained arms, in the order of the seeds."""
+    """The whole object from the runs of the trained arms, in the order of the seeds."""
     arms = {"frozen": arm(runs["flow_grpo"], "before")}
-    arms |= {name: arm(runs[name], "after") for name in TRAINED}
+    arms |= {name: arm(one, "after") for name, one in runs.items()}
+    found = {"arms": arms, "difference": _difference(runs, "turn_normalised")}
+    return {**found, "sft_difference": _difference(runs, "sft")} if "sft" in runs else found
+
+
+def _difference(runs: Mapping[str, Sequence[Run]], other: str) -> dict[str, Any] | None:
+    """Flow-GRPO minus another arm, over the seeds in which both finished."""
     both = [
         (ours, theirs)
-        for ours, theirs in zip(runs["flow_grpo"], runs["turn_normalised"], strict=True)
+        for ours, theirs in zip(runs["flow_grpo"], runs[other], strict=True)
         if ours.error is None and theirs.error is None
     ]
-    difference = None
-    if both:
-        pairs = [(ours.scored("after"), theirs.scored("after")) for ours, theirs in both]
-        difference = {**paired_difference(pairs), "seeds": [ours.seed for ours, _ in both]}
-    return {"arms": arms, "difference": difference}
+    if not both:
+        return None
+    pairs = [(ours.scored("after"), theirs.scored("after")) for ours, theirs in both]
+    return {**paired_difference(pairs), "seeds": [ours.seed for ours, _ in both]}
 
 
 def render(found: Mapping[str, Any]) -> str:
@@ -126,9 +134,10 @@ def render(found: Mapping[str, Any]) -> str:
                 rows.append([name, str(part["seed"]), *_cells(part, levels)])
         if "accuracy" in one:
             rows.append([name, "all", *_cells(one, levels)])
-    difference = found["difference"]
-    if difference is not None:
-        rows.append(["flow_grpo - turn_normalised", "paired", *_cells(difference, levels)])
+    for key, other in (("difference", "turn_normalised"), ("sft_difference", "sft")):
+        difference = found.get(key)
+        if difference is not None:
+            rows.append([f"flow_grpo - {other}", "paired", *_cells(difference, levels)])
     return "\n".join([*([table(headers, rows, left=2)] if rows else []), *failures])
 
 
@@ -138,13 +147,25 @@ def _cells(one: Mapping[str, Any], levels: Sequence[str]) -> list[str]:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    options = parse(arguments(__doc__ or "", "quickstart", (0, 1, 2)), given)
-    runs: dict[str, list[Run]] = {name: [] for name in TRAINED}
+    parser = arguments(__doc__ or "", "quickstart", (0, 1, 2))
+    parser.add_argument("--sft", action="store_true", help="the arm of supervised training too")
+    options = parse(parser, given)
+    recipe, parent, reuse = options.recipe, options.run_dir, options.reuse
+    short = recipe.rsplit("/", 1)[-1].split(".")[0]
+    names = ("turn_normalised", "sft", "flow_grpo") if options.sft else TRAINED
+    runs: dict[str, list[Run]] = {name: [] for name in names}
     for seed in options.seeds:
         for name in reversed(TRAINED):
             changes = [*options.overrides, f"training.advantage={name}"]
-            label = None if name == "flow_grpo" else f"{options.recipe.rsplit('/', 1)[-1].split('.')[0]}-{name}"
-            runs[name].append(run(options.recipe, seed, changes, options.run_dir, reuse=options.reuse, label=label))
+            label = None if name == "flow_grpo" else f"{short}-{name}"
+            runs[name].append(run(recipe, seed, changes, parent, reuse=reuse, label=label))
+        if options.sft:
+            taught = runs["flow_grpo"][-1]
+            done = replace(taught, error=f"its teacher failed: {taught.error}")
+            if taught.error is None:
+                changes, label = [*options.overrides], f"{short}-sft"
+                done = run(recipe, seed, changes, parent, reuse=reuse, label=label, teacher=taught.folder)
+            runs["sft"].append(done)
     found = compare(runs)
     print(json.dumps(found, indent=2) if options.as_json else render(found))
     return int(any(one.error is not None for arm_runs in runs.values() for one in arm_runs))

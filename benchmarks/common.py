@@ -82,9 +82,19 @@ def parse(parser: argparse.ArgumentParser, given: Sequence[str] | None = None) -
 
 
 def run(
-    recipe: str, seed: int, overrides: Sequence[str], parent: Path, *, reuse: bool, label: str | None = None
+    recipe: str,
+    seed: int,
+    overrides: Sequence[str],
+    parent: Path,
+    *,
+    reuse: bool,
+    label: str | None = None,
+    teacher: Path | None = None,
 ) -> Run:
-    """Train `recipe` with `seed` in a fresh process; the folder is `parent/LABEL-seedSEED`, LABEL the recipe's name."""
+    """Train `recipe` with `seed` in a fresh process; the folder is `parent/LABEL-seedSEED`, LABEL the recipe's name.
+
+    With a `teacher`, a run, on its successful trajectories (`midflight sft`).
+    """
     changes = [f"seed={seed}", *overrides]
     try:
         wanted = load_recipe(recipe, changes)
@@ -96,7 +106,8 @@ def run(
     parent.mkdir(parents=True, exist_ok=True)
     log = parent / f"{folder.name}.log"
     print(f"training {folder} (progress in {log})", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "midflight", "train", recipe, *changes, "--run-dir", str(folder)]
+    kind, source = ("train", []) if teacher is None else ("sft", ["--from", str(teacher)])
+    command = [sys.executable, "-m", "midflight", kind, recipe, *changes, "--run-dir", str(folder), *source]
     began = time.monotonic()
     with log.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment())

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from midflight.config import Recipe
 from midflight.errors import UserError
 from midflight.recipe_rules import check
-from midflight.recipes import apply_overrides, validate
+from midflight.recipes import apply_overrides, pin_model, validate
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
 
 if TYPE_CHECKING:
     from midflight.evaluation.credit import TrajectoryCredit
-    from midflight.training.trainer import TrainReport
+    from midflight.training.session import TrainReport
 
 
 def recipe_for(
@@ -44,7 +44,7 @@ def recipe_for(
     }
     recipe = validate(apply_overrides(plain, overrides))
     check(recipe, own_tools=[tool.name for tool in tools], own_tasks=True)
-    return recipe
+    return pin_model(recipe)
 
 
 def train_on(

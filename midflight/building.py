@@ -191,22 +191,24 @@ def load_named(recipe: Recipe, name: str) -> LoadedModel:
 
 
 def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple[LoadedModel, str]:
-    """A model by any name a user may give, an adapter merged in; and the name of the base it was trained from.
+    """A model by any name a user may give, adapters merged in; and the name of the model all training began with.
 
     `say` gets a line for each checkpoint of a run that is passed over.
     """
     folder = Path(name)
     if (folder / "recipe.yaml").is_file():
         folder = trained_folder(folder, say)
+    base = _base_of(folder)
     if not (folder / "adapter_config.json").is_file():
-        return load_named(recipe, str(folder) if folder.is_dir() else name), _base_of(folder, name)
+        name = str(folder) if folder.is_dir() else name
+        return load_named(recipe, name), _root_of(base) if base is not None else name
     from peft import PeftModel
 
-    base = str(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"])
-    loaded = load_named(recipe, base)
+    assert base is not None, "an adapter names its base"
+    loaded, root = load_trained(recipe, base, say)
     with quiet_peft():
         merged = PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
-    return LoadedModel(str(folder), merged.eval().requires_grad_(False), loaded.tokenizer, loaded.device), base
+    return LoadedModel(str(folder), merged.eval().requires_grad_(False), loaded.tokenizer, loaded.device), root
 
 
 def trained_folder(run: Path, say: Callable[[str], None]) -> Path:
@@ -221,7 +223,15 @@ def trained_folder(run: Path, say: Callable[[str], None]) -> Path:
     return newest
 
 
-def _base_of(folder: Path, name: str) -> str:
-    """The model a fully trained checkpoint started from; a plain model is its own base."""
-    state = folder / "state.json"
-    return str(json.loads(state.read_text())["base"]) if state.is_file() else (str(folder) if folder.is_dir() else name)
+def _base_of(folder: Path) -> str | None:
+    """What a checkpoint or an adapter was trained from; None for a plain model."""
+    for file, key in (("adapter_config.json", "base_model_name_or_path"), ("state.json", "base")):
+        if (folder / file).is_file():
+            return str(json.loads((folder / file).read_text())[key])
+    return None
+
+
+def _root_of(name: str) -> str:
+    """The model all training began with, from one that was trained from another."""
+    base = _base_of(Path(name))
+    return name if base is None else _root_of(base)

@@ -24,7 +24,7 @@ from midflight.config import Recipe, load_recipe
 from midflight.engines.base import EngineError, PromptTooLong
 from midflight.errors import NO_ROOM, TrainingStopped, UserError
 from midflight.rendering import printable
-from midflight.resuming import check_run_folder
+from midflight.resuming import check_run_folder, made_by
 from midflight.store.folder import RunFolder
 from midflight.store.seals import whole_checkpoints
 from midflight.tools.base import InfrastructureError
@@ -182,19 +182,75 @@ def train(
     print_report(folder)
 
 
-def _default_run_dir(recipe: str, settings: Recipe) -> Path:
+@app.command()
+def sft(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    sources: Annotated[
+        list[Path] | None, typer.Option("--from", metavar="RUN", help="A run to learn from; can be given again.")
+    ] = None,
+    phase: Annotated[
+        str | None, typer.Option(help="Of its trajectories: train, before, after, interrupted or all. Default: train.")
+    ] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Learn from rewards of at least this. Default: 1.")] = None,
+    per_question: Annotated[
+        int | None, typer.Option(help="At most so many trajectories of one question, the shortest first. Default: all.")
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Default: runs/NAME-sft-seedSEED.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+) -> None:
+    """Train the planner to do as recorded trajectories did; evaluates before and after, and prints the report."""
+    given = {"--from": sources, "--phase": phase, "--min-reward": min_reward, "--per-question": per_question}
+    for option, value in given.items():
+        if resume and value is not None:
+            raise UserError(f"{option}: does nothing with --resume, as a run keeps its demonstrations; leave it out")
+    settings = load_recipe(recipe, overrides or ())
+    folder = run_dir or _default_run_dir(recipe, settings, "sft", resume=resume)
+
+    from midflight.training.demonstrations import Wanted, kept, select
+
+    wanted = None
+    if not resume:
+        least = 1.0 if min_reward is None else min_reward
+        wanted = Wanted(tuple(sources or ()), phase or "train", least, per_question)
+    if dry_run:
+        from midflight.dry_run import describe
+        from midflight.evaluating import listed_tasks
+
+        held_out = listed_tasks(settings.eval_tasks)
+        selection = kept(RunFolder(folder)) if wanted is None else select(wanted, settings, held_out)
+        print(f"{describe(settings, len(selection.records))}\nDemonstrations\n  {selection.line()}")
+        return
+    check_run_folder(folder, settings, resume=resume, command="sft")
+
+    from midflight.progress import Progress
+    from midflight.training.sft import sft as train_planner
+
+    try:
+        train_planner(settings, folder, wanted, progress=Progress())
+    except KeyboardInterrupt:
+        raise typer.Exit(_fail(*_interrupted(_going_on(recipe, overrides or [], folder, "sft")))) from None
+    print_report(folder)
+
+
+def _default_run_dir(recipe: str, settings: Recipe, command: str = "train", *, resume: bool = True) -> Path:
+    """A run that is given as recipe goes on in its own folder, unless it only lends its recipe to a new one."""
     given = Path(recipe)
-    return given if (given / "recipe.yaml").is_file() else Path("runs") / f"{settings.name}-seed{settings.seed}"
+    if resume and (given / "recipe.yaml").is_file():
+        return given
+    kind = "" if command == "train" else f"-{command}"
+    return Path("runs") / f"{settings.name}{kind}-seed{settings.seed}"
 
 
-def _going_on(recipe: str, overrides: Sequence[str], folder: Path) -> str:
+def _going_on(recipe: str, overrides: Sequence[str], folder: Path, command: str = "train") -> str:
     if not (folder / "recipe.yaml").is_file():
         return f" before anything was saved in {folder}; start again"
-    command = shlex.join(["midflight", "train", recipe, *overrides, "--run-dir", str(folder), "--resume"])
+    line = shlex.join(["midflight", command, recipe, *overrides, "--run-dir", str(folder), "--resume"])
     saved = whole_checkpoints(RunFolder(folder).checkpoints)
     if not saved:
-        return f" before the first checkpoint; begin again with: {command}"
-    return f"; the checkpoint {saved[-1].name} is kept, go on with: {command}"
+        return f" before the first checkpoint; begin again with: {line}"
+    return f"; the checkpoint {saved[-1].name} is kept, go on with: {line}"
 
 
 @app.command(name="eval")
@@ -315,7 +371,7 @@ def print_report(folder: Path) -> None:
     if not folder.is_dir():
         raise UserError(f"run {folder}: no such folder; runs are made by midflight train")
     if not file.is_file():
-        raise UserError(f"run {folder}: no report yet; finish it with: midflight train {folder} --resume")
+        raise UserError(f"run {folder}: no report yet; finish it with: midflight {made_by(folder)} {folder} --resume")
     print(file.read_text(encoding="utf-8"), end="")
 
 

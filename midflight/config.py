@@ -224,6 +224,16 @@ class TrainingConfig(Section):
         return int(self.queries_per_step * self.refill_factor)
 
 
+class SftConfig(Section):
+    """Used by `midflight sft` alone, which takes from `training` the optimizer's keys, `weighting`, `kl_beta`,
+    `kl_estimate`, `entropy_beta`, `pack_tokens`, `max_drift` (of the sync) and the checkpoints'."""
+
+    epochs: int = Field(default=2, ge=1)
+    """Passes over the demonstrations."""
+    batch_size: int = Field(default=16, ge=1)
+    """Demonstrations an optimizer step."""
+
+
 class EvaluationConfig(Section):
     trials: int = Field(default=1, ge=1)
     """Passes over the questions; more than one needs eval_temperature > 0."""
@@ -240,6 +250,7 @@ class Recipe(Section):
     train_tasks: TaskSource = TaskSource()
     eval_tasks: HeldOutTasks = HeldOutTasks(count=240)
     training: TrainingConfig = TrainingConfig()
+    sft: SftConfig = SftConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
 

@@ -7,6 +7,7 @@ Counts are exact upper bounds, bytes are estimates.
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ def shape_of(name: str) -> ModelShape | None:
     if (folder / "recipe.yaml").is_file():
         base = read_recipe(folder / "recipe.yaml").model.name
         return shape_of(base) if base != name else None
+    if (folder / "adapter_config.json").is_file():
+        return _adapted_shape(folder / "adapter_config.json")
     places = [folder / "config.json"]
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     places += sorted((home / "hub" / f"models--{name.replace('/', '--')}" / "snapshots").glob("*/config.json"))
@@ -75,6 +78,14 @@ def shape_of(name: str) -> ModelShape | None:
         if place.is_file():
             return _read_shape(place)
     return None
+
+
+def _adapted_shape(place: Path) -> ModelShape | None:
+    """That of an adapter's base; None where it cannot be read."""
+    try:
+        return shape_of(str(json.loads(place.read_text(encoding="utf-8"))["base_model_name_or_path"]))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _read_shape(place: Path) -> ModelShape | None:
@@ -130,23 +141,38 @@ def batch_arithmetic(recipe: Recipe) -> list[tuple[str, int, str]]:
     if most_queries > queries:
         formula = f"{most_queries} queries x {group}, while groups lack signal"
         lines.insert(1, ("rollouts a step with refills, at most", most_queries * group, formula))
-    if recipe.eval_tasks.count is not None:
-        count, trials = recipe.eval_tasks.count, recipe.evaluation.trials
-        lines.append(
-            ("evaluation trajectories", 2 * count * trials, f"{count} questions x {trials} trials, before and after")
-        )
-    return lines
+    return [*lines, *_evaluations(recipe)]
 
 
-def memory(recipe: Recipe, shape: ModelShape) -> list[tuple[str, int, str]]:
-    """Name, bytes and formula of what training holds."""
+def supervised_arithmetic(recipe: Recipe, demonstrations: int) -> list[tuple[str, int, str]]:
+    """The same of a run on demonstrations; some may yet be left out, when they are replayed."""
+    epochs, size = recipe.sft.epochs, recipe.sft.batch_size
+    batches = math.ceil(demonstrations / size)
+    return [
+        ("demonstrations, at most", demonstrations, "those that the planner can write"),
+        ("demonstrations a step", size, "the last step of an epoch may have fewer"),
+        ("optimizer steps, at most", epochs * batches, f"{epochs} epochs x {batches} batches"),
+        *_evaluations(recipe),
+    ]
+
+
+def _evaluations(recipe: Recipe) -> list[tuple[str, int, str]]:
+    count, trials = recipe.eval_tasks.count, recipe.evaluation.trials
+    if count is None:
+        return []
+    return [("evaluation trajectories", 2 * count * trials, f"{count} questions x {trials} trials, before and after")]
+
+
+def memory(recipe: Recipe, shape: ModelShape, rollouts: int | None = None) -> list[tuple[str, int, str]]:
+    """Name, bytes and formula of what training holds; `rollouts` a step are the recipe's where they are not given."""
     size, lora = BYTES[recipe.model.dtype], recipe.model.lora
     trained = shape.lora_parameters(lora.rank) if lora is not None else shape.parameters
     what = f"LoRA of rank {lora.rank} on every linear map" if lora is not None else "all weights"
     cached = 2 * shape.layers * shape.kv_heads * shape.head_dim * size
     own = min(recipe.agent.memory_tokens + recipe.agent.planner.max_tokens, recipe.model.context_length)
     shared = recipe.model.context_length - own
-    rollouts = recipe.training.most_queries * recipe.training.group_size
+    if rollouts is None:
+        rollouts = recipe.training.most_queries * recipe.training.group_size
     rows = min(recipe.model.max_batch, max(rollouts, recipe.evaluation.concurrency))
     kept = recipe.model.prefix_tokens
     pack, scored = recipe.training.pack_tokens, min(recipe.training.pack_tokens, SCORED_AT_ONCE)
@@ -174,16 +200,17 @@ def peak(rows: list[tuple[str, int, str]]) -> int:
     return sum(size for _, size, _ in rows) - min(sampling, update)
 
 
-def describe(recipe: Recipe) -> str:
-    """The whole text of `--dry-run`."""
+def describe(recipe: Recipe, demonstrations: int | None = None) -> str:
+    """The whole text of `--dry-run`; `demonstrations` are those of a supervised run."""
     parts = [yaml.safe_dump(resolved(recipe), sort_keys=False, allow_unicode=True).rstrip(), "", "Batch"]
-    parts += _table([(name, f"{number:,}", formula) for name, number, formula in batch_arithmetic(recipe)])
+    counts = batch_arithmetic(recipe) if demonstrations is None else supervised_arithmetic(recipe, demonstrations)
+    parts += _table([(name, f"{number:,}", formula) for name, number, formula in counts])
     shape = shape_of(recipe.model.name)
     parts += ["", "Memory"]
     if shape is None:
         parts.append(f"  not known: {recipe.model.name} has no config.json that can be read on this machine")
     else:
-        rows = memory(recipe, shape)
+        rows = memory(recipe, shape, None if demonstrations is None else 0)
         rows.append(("at the peak", peak(rows), "sampling and update take turns; Python itself adds about 0.5 GB"))
         parts += _table([(name, _size(number), formula) for name, number, formula in rows])
     return "\n".join(parts) + "\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from midflight.building import build_agent
 from midflight.config import HeldOutTasks, Recipe, TaskSource
 from midflight.evaluation.report import comparison_table
 from midflight.evaluation.runner import evaluate
@@ -18,6 +17,8 @@ from midflight.tasks import Task, atlas_tasks, load_tasks
 
 def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str, dict[str, Any]]:
     """Ask every question; returns the table as text and all figures as plain data."""
+    from midflight.building import build_agent  # torch: the questions can be listed without it
+
     tasks = listed_tasks(recipe.eval_tasks)
     progress.note(f"loading {model}")
     built = build_agent(recipe, model, progress=progress)

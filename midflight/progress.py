@@ -115,10 +115,24 @@ class _PlainBar:
 
 
 def step_line(record: Mapping[str, Any], total_steps: int, eta_seconds: float) -> str:
-    """`step  3/20  reward 0.412  signal 6/8  turns 3.10  tool errors 7.0%  512 tok/s  drift 2.0e-06  left 4m 05s`."""
+    """`step  3/20  reward 0.412  signal 6/8  turns 3.10  tool errors 7.0%  512 tok/s  drift 2.0e-06  left 4m 05s`.
+
+    On demonstrations: `step  3/20  loss 0.4120  demonstrations 16  tokens 312  gradient 1.20  left 4m 05s`.
+    """
     step = record.get("step", "-")
+    number = f"step {step!s:>{len(str(total_steps))}}/{total_steps}"
+    if "demonstrations" in record:
+        parts = [
+            number,
+            f"loss {_number(record.get('loss'), '.4f')}",
+            f"demonstrations {record['demonstrations']}",
+            f"tokens {_number(record.get('trained_tokens'), ',')}",
+            f"gradient {_number(record.get('grad_norm'), '.2f')}",
+            f"left {duration(eta_seconds)}",
+        ]
+        return "  ".join(parts)
     parts = [
-        f"step {step!s:>{len(str(total_steps))}}/{total_steps}",
+        number,
         f"reward {_number(record.get('reward'), '.3f')}",
         f"signal {record.get('groups_with_signal', '-')}/{record.get('groups', '-')}",
         f"turns {_number(record.get('turns'), '.2f')}",

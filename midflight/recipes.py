@@ -11,6 +11,7 @@ import difflib
 import math
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from pydantic import BaseModel, ValidationError
 
 from midflight.config import Recipe, RecipeError
 from midflight.recipe_rules import check, is_task_file
+from midflight.store.folder import RunFolder
+from midflight.store.seals import newest_whole
 
 PATH_KEYS = (("agent", "planner", "examples"), ("train_tasks", "family"), ("eval_tasks", "family"))
 """Keys whose value may be a path."""
@@ -38,7 +41,23 @@ def load(path: str, overrides: Sequence[str] = (), *, tasks: bool = True) -> Rec
         data = changed
     recipe = validate(data)
     check(recipe, own_tasks=not tasks)
-    return recipe
+    return pin_model(recipe)
+
+
+def pin_model(recipe: Recipe) -> Recipe:
+    """The recipe with the newest checkpoint in place of a run as `model.name`: that run may go on, these weights stay.
+
+    Raises:
+        RecipeError: the run has no checkpoint yet.
+    """
+    run = Path(os.path.expanduser(recipe.model.name))
+    if not (run / "recipe.yaml").is_file():
+        return recipe
+    newest = newest_whole(RunFolder(run).checkpoints, lambda line: print(line, file=sys.stderr))
+    if newest is None:
+        raise RecipeError(f"model.name = {run}: the run has no checkpoint yet; let it train, or name another model")
+    model = recipe.model.model_copy(update={"name": str(newest.resolve())})
+    return recipe.model_copy(update={"model": model})
 
 
 def folders() -> list[Path]:

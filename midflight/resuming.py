@@ -19,8 +19,13 @@ from midflight.recipes import PATH_KEYS, anchor_paths, path_at, read_yaml, show,
 from midflight.store.folder import RunFolder
 
 
-def check_run_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
-    """Refuse a folder in which `recipe` can neither start nor go on.
+def made_by(run: Path) -> str:
+    """The command that made a run: `sft` or `train`."""
+    return "sft" if RunFolder(run).demonstrations.is_file() else "train"
+
+
+def check_run_folder(path: Path, recipe: Recipe, *, resume: bool, command: str = "train") -> None:
+    """Refuse a folder in which `command` can neither start nor go on with `recipe`.
 
     Raises:
         UserError: one line with what to do.
@@ -41,12 +46,17 @@ def check_run_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
     file = RunFolder(path).recipe
     if not file.is_file():
         raise UserError(f"--resume: {path} holds no recipe.yaml, so no run; name a run with --run-dir")
+    maker = made_by(path)
+    if maker != command:
+        raise UserError(
+            f"--resume: the run in {path} was made by midflight {maker}; go on with midflight {maker} {path} --resume"
+        )
     change = first_change(read_recipe(file), recipe)
     if change is not None:
         key, was, now = change
         raise UserError(
             f"{key} = {show(now)}: the run in {path} has {show(was)}; a run keeps its recipe: go on with "
-            f"midflight train {path} --resume, or start another with --run-dir"
+            f"midflight {command} {path} --resume, or start another with --run-dir"
         )
 
 

@@ -120,6 +120,10 @@ def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path, monkeypatc
         f"{checkpoints}/step-00010 is of an earlier version and has no checksums: taken without comparing its files",
     ]
     assert building.load_trained(recipe, "nobody/none", said.append)[1] == "nobody/none"
+    warm = tmp_path / "warm"
+    warm.mkdir()
+    (warm / "state.json").write_text(json.dumps({"step": 1, "base": str(tmp_path / "checkpoints/step-00010")}))
+    assert building.load_trained(recipe, str(warm), said.append)[1] == "smollm2-135m"  # what all training began with
 
 
 @pytest.mark.parametrize(("training", "temperature"), [(False, 0.1), (True, 0.7)])

@@ -19,6 +19,7 @@ from midflight.cli import run
 from midflight.config import load_recipe, resolved
 from midflight.engines.base import FinishReason, Generation
 from midflight.errors import TrainingStopped, UserError
+from tests.training.recorded import act, entry, record_run
 
 Stub = Callable[..., types.ModuleType]
 
@@ -52,8 +53,9 @@ def no_work(stub: Stub) -> None:
         raise AssertionError("work has started")
 
     stub("midflight.training.trainer", train=never)
+    stub("midflight.training.sft", sft=never)
     stub("midflight.building", build_agent=never)
-    stub("midflight.evaluating", evaluate_model=never)
+    stub("midflight.evaluating", evaluate_model=never, listed_tasks=lambda source: [])
     stub("midflight.progress", Progress=object)
 
 
@@ -107,6 +109,21 @@ def line(capsys: pytest.CaptureFixture[str]) -> str:
         (["train", "quickstrat"], "recipe quickstrat: no such file or recipe; did you mean quickstart?"),
         (["solve", " "], "QUESTION is empty; write what to ask, in quotes"),
         (["report", "runs/none"], "run runs/none: no such folder; runs are made by midflight train"),
+        (["sft", "quickstart"], "--from: missing; name a run whose trajectories to learn from"),
+        (
+            ["sft", "quickstart", "--from", "runs/none", "--phase", "trained"],
+            "--phase trained: unknown; give train, before, after, interrupted or all",
+        ),
+        (["sft", "quickstart", "--from", "a", "--min-reward", "inf"], "--min-reward inf: must be a finite number"),
+        (["sft", "quickstart", "--from", "a", "--per-question", "0"], "--per-question 0: must be 1 or more"),
+        (["sft", "quickstart", "--from", "a", "--from", "./a"], "--from a: the same run is named twice; remove one"),
+        (["sft", "quickstart", "--from", "runs/none", "--dry-run"], "--from runs/none: no such folder; name a run"),
+        (
+            ["sft", "quickstart", "--resume", "--min-reward", "0"],
+            "--min-reward: does nothing with --resume, as a run keeps its demonstrations; leave it out",
+        ),
+        (["sft", "quickstart", "--resume"], "--resume: runs/quickstart-sft-seed0 does not exist; leave out --resume"),
+        (["sft", "quickstart", "sft.epoch=2"], "sft.epoch = 2: unknown key; did you mean sft.epochs?"),
         (["train"], "See midflight --help."),
         (["trian"], "See midflight --help."),
         (["train", "quickstart", "--resum"], "See midflight --help."),
@@ -195,6 +212,70 @@ def test_train_prints_the_report(stub: Stub, folder: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == "accuracy\n"
     assert run(["report", "runs/quickstart-seed3"]) == 0
     assert capsys.readouterr().out == "accuracy\n"
+
+
+def test_sft_learns_from_runs_into_a_folder_of_its_own(
+    stub: Stub, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[Path, Any]] = []
+
+    def sft(recipe: Any, run_dir: Path, wanted: Any, *, progress: Any) -> None:
+        calls.append((run_dir, wanted))
+        if recipe.seed == 5:
+            run_dir.mkdir(parents=True)
+            (run_dir / "recipe.yaml").write_text("name: x\n")
+            raise KeyboardInterrupt
+        (run_dir / "inputs").mkdir(parents=True, exist_ok=True)
+        (run_dir / "inputs" / "demonstrations.json").write_text("{}")
+        (run_dir / "recipe.yaml").write_text(yaml.safe_dump(resolved(recipe)))
+
+    stub("midflight.training.sft", sft=sft)
+    stub("midflight.progress", Progress=object)
+    teacher = folder / "runs/teacher"
+    teacher.mkdir(parents=True)
+    (teacher / "recipe.yaml").write_text(yaml.safe_dump(resolved(load_recipe("quickstart"))))
+    options = ["--from", "runs/teacher", "--from", "x", "--phase", "all", "--min-reward", "0.5", "--per-question", "2"]
+    assert run(["sft", "runs/teacher", *options]) == 2  # the stub writes no report
+    own = Path("runs/quickstart-sft-seed0")
+    assert line(capsys) == f"midflight: run {own}: no report yet; finish it with: midflight sft {own} --resume"
+    assert run(["sft", str(own), "--resume"]) == 2
+    line(capsys)
+    wanted = (Path("runs/teacher"), Path("x"))
+    assert [(at, one and (one.sources, one.phase, one.min_reward, one.per_question)) for at, one in calls] == [
+        (own, (wanted, "all", 0.5, 2)),
+        (own, None),
+    ]
+    assert run(["train", str(own), "--resume"]) == 2
+    assert line(capsys) == (
+        f"midflight: --resume: the run in {own} was made by midflight sft; go on with midflight sft {own} --resume"
+    )
+    assert run(["sft", "runs/teacher", "--resume"]) == 2
+    assert "was made by midflight train; go on with midflight train runs/teacher --resume" in line(capsys)
+    assert run(["sft", "quickstart", "seed=5", "--from", "x"]) == 130
+    assert line(capsys) == (
+        "midflight: interrupted before the first checkpoint; begin again with: midflight sft quickstart seed=5 "
+        "--run-dir runs/quickstart-sft-seed5 --resume"
+    )
+
+
+def test_a_dry_run_of_sft_counts_demonstrations_without_torch(folder: Path) -> None:
+    record_run(folder / "teacher", [entry(str(n), act("finish"), reward=n % 2) for n in range(40)])
+    program = (
+        "import sys; from midflight.cli import run; code = run(sys.argv[1:]); "
+        "heavy = {'torch', 'transformers', 'matplotlib'} & set(sys.modules); sys.exit(100 if heavy else code)"
+    )
+    arguments = ["sft", "quickstart", "--dry-run", "--from", "teacher", "sft.epochs=3", "sft.batch_size=8"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(midflight.__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert "  optimizer steps, at most    9  3 epochs x 3 batches\n" in done.stdout
+    assert "  key-value cache, about" in done.stdout
+    assert done.stdout.endswith(
+        "\nDemonstrations\n  20 of 40 trajectories kept, of 20 questions; left out: reward below 1 20\n"
+    )
+    assert [file.name for file in folder.iterdir()] == ["teacher"]
 
 
 def test_ctrl_c_says_how_to_go_on(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:

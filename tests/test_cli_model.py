@@ -89,3 +89,29 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model: Path, folder: Pa
         kept = dict(store.execute("SELECT step, count(*) FROM trajectories WHERE phase = 'train' GROUP BY step"))
     assert kept[1] >= 8 and kept[2] >= 8
     assert sorted(path.name for path in (run_dir / "checkpoints").iterdir())[-1] in last
+
+
+def test_sft_on_a_run_evaluates_reports_and_warm_starts_the_next(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = [*SMALL, "training.steps=1", "training.warmup_steps=0", "sft.batch_size=4", "sft.epochs=1"]
+    assert run(["train", "quickstart", f"model.name={model}", *few]) == 0
+    capsys.readouterr()
+    learn = ["sft", "quickstart", f"model.name={model}", *few, "--from", "runs/quickstart-seed0"]
+    assert run(learn) == 2  # noise earns nothing
+    assert "nothing to learn from: 0 of 8 trajectories kept" in capsys.readouterr().err
+    assert run([*learn, "--min-reward", "0"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("quickstart, seed 0: held-out questions before and after training\n")
+    assert "plots: runs/quickstart-sft-seed0/plots (loss.png, accuracy.png)" in printed.out
+    assert "step 1/2  loss " in printed.err and "demonstrations: 8 of 8 trajectories kept" in printed.err
+    assert run(["sft", "runs/quickstart-sft-seed0", "--resume"]) == 0
+    assert "resuming runs/quickstart-sft-seed0 after step 2" in capsys.readouterr().err
+    assert run(["eval", "quickstart", "eval_tasks.count=12", "--model", "runs/quickstart-sft-seed0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["n"] == 12
+    assert run(["train", "quickstart", "model.name=runs/quickstart-sft-seed0", *few, "name=warm"]) == 0
+    saved = json.loads(Path("runs/warm-seed0/checkpoints/step-00001/state.json").read_text())
+    assert saved["base"] == str(Path("runs/quickstart-sft-seed0/checkpoints/step-00002").resolve())
+    capsys.readouterr()
+    assert run(["solve", "What is 2 + 3?", "agent.max_turns=1", "--model", "runs/warm-seed0"]) in (0, 1)
+    assert "Turn 1    " in capsys.readouterr().out

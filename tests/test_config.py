@@ -97,7 +97,7 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
         (
             "colour=red",
             "colour = red: unknown key; valid keys of a recipe: name, seed, model, agent, train_tasks, eval_tasks, "
-            "training, evaluation",
+            "training, sft, evaluation",
         ),
         ("training.steps", "override training.steps: no '='; write key=value, such as training.steps=10"),
         ("=3", "override =3: no key before '='; write key=value, such as training.steps=10"),
@@ -394,3 +394,21 @@ def test_a_name_that_makes_no_folder_is_refused(small: Path, name: str) -> None:
     assert refused(small, f"name={json.dumps(name)}") == (
         f"name = {name!r}: run folders are called after it; give a word without slashes"
     )
+
+
+def test_a_run_as_model_is_its_newest_checkpoint_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs/first"
+    (run / "checkpoints/step-00005").mkdir(parents=True)
+    (run / "recipe.yaml").write_text("name: first\n")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("quickstart", ["model.name=runs/first"])
+    assert str(caught.value) == (
+        "model.name = runs/first: the run has no checkpoint yet; let it train, or name another model"
+    )
+    state = run / "checkpoints/step-00005/state.json"
+    state.write_text("{}")
+    (run / "checkpoints/step-00005/adapter_config.json").write_text("{}")
+    pinned = load_recipe("quickstart", ["model.name=runs/first"])
+    assert pinned.model.name == str(state.parent)
+    assert load_recipe("quickstart", [f"model.name={pinned.model.name}"]) == pinned

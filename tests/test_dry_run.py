@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from midflight.config import load_recipe
-from midflight.dry_run import CACHE, EMBEDDED_SHAPE, batch_arithmetic, describe, memory, peak, shape_of
+from midflight.dry_run import (
+    CACHE,
+    EMBEDDED_SHAPE,
+    batch_arithmetic,
+    describe,
+    memory,
+    peak,
+    shape_of,
+    supervised_arithmetic,
+)
 
 
 def test_the_embedded_model_has_its_published_size() -> None:
@@ -88,3 +97,26 @@ def test_the_cache_holds_the_shared_prefix_once_and_the_peak_counts_one_phase() 
     sizes = {name: size for name, size, _ in rows}
     assert sizes[CACHE] == (10 * 240 + 760 + 8192) * 2 * 30 * 3 * 64 * 4
     assert peak(rows) == sum(sizes.values()) - sizes[CACHE]
+
+
+def test_an_adapter_has_the_shape_of_its_base(tmp_path: Path) -> None:
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps({"base_model_name_or_path": "smollm2-135m"}))
+    assert shape_of(str(tmp_path)) == EMBEDDED_SHAPE
+    config.write_text("[]")
+    assert shape_of(str(tmp_path)) is None
+
+
+def test_arithmetic_of_demonstrations() -> None:
+    recipe = load_recipe("quickstart", ["sft.epochs=3", "sft.batch_size=10", "eval_tasks.count=7"])
+    assert {name: number for name, number, _ in supervised_arithmetic(recipe, 41)} == {
+        "demonstrations, at most": 41,
+        "demonstrations a step": 10,
+        "optimizer steps, at most": 15,
+        "evaluation trajectories": 14,
+    }
+    rows = [f"{rollouts} rows" for rollouts in (64, 128)]
+    recipe = load_recipe("quickstart", ["evaluation.concurrency=64", "training.group_size=16"])
+    for rollouts, expected in ((0, rows[0]), (None, rows[1])):
+        (cache,) = (formula for name, _, formula in memory(recipe, EMBEDDED_SHAPE, rollouts) if name == CACHE)
+        assert cache.startswith(expected)

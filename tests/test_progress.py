@@ -37,6 +37,13 @@ def test_what_a_record_lacks_is_a_dash() -> None:
     )
 
 
+def test_a_step_on_demonstrations_tells_its_loss() -> None:
+    record = {"step": 3, "demonstrations": 16, "loss": 0.41204, "trained_tokens": 1312, "grad_norm": 1.2}
+    assert step_line(record, 20, 245.2) == (
+        "step  3/20  loss 0.4120  demonstrations 16  tokens 1,312  gradient 1.20  left 4m 05s"
+    )
+
+
 def test_a_bar_off_a_terminal_is_at_most_eleven_whole_lines() -> None:
     stream = io.StringIO()
     times = iter([0.0, *(float(second) for second in range(1, 100))])

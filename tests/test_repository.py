@@ -57,7 +57,18 @@ def test_every_direct_dependency_is_pinned_and_has_its_licence_recorded() -> Non
     assert direct <= names(re.findall(r"^\| ([\w.-]+) \|", table, re.MULTILINE))
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "docs/credit.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "docs/architecture.md",
+        "docs/credit.md",
+        "docs/objectives.md",
+        "docs/training.md",
+        "docs/results.md",
+        "CONTRIBUTING.md",
+    ],
+)
 def test_links_inside_the_repository_lead_somewhere(document: str) -> None:
     file = ROOT / document
     for link in re.findall(r"\]\(([^)#]+)\)", file.read_text()):

@@ -19,7 +19,7 @@ from midflight.tools.base import FINISH
 if TYPE_CHECKING:
     from midflight.tools.base import Tool, Toolset
 
-__all__ = ["ReferenceNotFound", "parse_action", "planner_grammar", "resolve"]
+__all__ = ["ReferenceNotFound", "parse_action", "planner_grammar", "refers", "render_action", "resolve"]
 
 _EXPECTED: dict[Style, str] = {
     "compact": f'expected one line "tool: context" or "{FINISH}"',
@@ -61,6 +61,33 @@ def parse_action(generation: Generation, format: Style) -> tuple[Action | None, 
     if match is None or match["tool"] == FINISH:
         return None, _EXPECTED[format]
     return Action(match.groupdict().get("sub_goal", ""), match["tool"], match["context"]), ""
+
+
+def render_action(action: Action, format: Style) -> str:
+    """The text of `format` that `parse_action` reads as `action`, spelt as `planner_grammar` has it.
+
+    `compact` has no place for a sub-goal, nor for a context of `finish`: they are left out.
+
+    Raises:
+        ValueError: no text of the format means this action; the message says what is in the way.
+    """
+    expected = action
+    if format == "compact":
+        expected = Action("", action.tool, "" if action.tool == FINISH else action.context)
+        text = f" {action.tool}: {action.context}\n" if action.tool != FINISH else f" {FINISH}\n"
+    else:
+        context = f"Context: {action.context}\n" if action.context or action.tool != FINISH else ""
+        text = f"Sub-goal: {action.sub_goal}\nTool: {action.tool}\n{context}"
+    if parse_action(Generation(text, FinishReason.STOP), format)[0] != expected:
+        if format == "full" and not action.sub_goal:
+            raise ValueError("no sub-goal")
+        raise ValueError("a field that is empty, or has line breaks or spaces where the format has none")
+    return text
+
+
+def refers(context: str) -> bool:
+    """Whether a context names the result of a turn, as `resolve` reads it."""
+    return _REFERENCE.search(context) is not None
 
 
 def resolve(context: str, turns: Sequence[Turn]) -> str:

@@ -78,15 +78,24 @@ class LLMPlanner:
 
     async def plan(self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str) -> Plan:
         """See `Planner.plan`."""
+        generation = await self.engine.generate(self.request(query, toolset, memory, turns_left, analysis))
+        action, problem = parse_action(generation, self.format)
+        return Plan(generation, action, problem)
+
+    def request(
+        self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str
+    ) -> GenerateRequest:
+        """What `plan` asks its engine for.
+
+        Raises:
+            PromptTooLong: the memory exceeds its budget.
+        """
         sampling = replace(self.sampling, seed=request_seed(query.seed, "planner", memory.next_index))
         if self.format == "compact" and not self.grammar:
             sampling = replace(sampling, stop=(*sampling.stop, "\n"))
         question = one_line(query.text) if self.grounded else None
         grammar = planner_grammar(toolset, self.format, question, memory.turns) if self.grammar else None
-        messages = self.messages(query, toolset, memory, turns_left, analysis)
-        generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar))
-        action, problem = parse_action(generation, self.format)
-        return Plan(generation, action, problem)
+        return GenerateRequest(self.messages(query, toolset, memory, turns_left, analysis), sampling, grammar)
 
     def messages(
         self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str

@@ -44,13 +44,15 @@ def write_plots(run_folder: str | Path | RunFolder) -> list[Path]:
     folder.plots.mkdir(parents=True, exist_ok=True)
     written = []
     if records:
-        of_steps: dict[str, Callable[[Axes, Records], None]] = {
+        of_rollouts: dict[str, Callable[[Axes, Records], None]] = {
             "reward": draw_reward,
             "tools": draw_tools,
             "turns": draw_turns,
             "errors": draw_errors,
         }
-        for name, draw in of_steps.items():
+        supervised = any("demonstrations" in record for record in records)
+        for_steps = {"loss": draw_loss} if supervised else of_rollouts
+        for name, draw in for_steps.items():
             written.append(_save(folder.plots / f"{name}.png", lambda axes, draw=draw: draw(axes, records)))  # type: ignore[misc]
     if results:
         width = max(8.0, 2.0 + max(len(result.by_kind) for result in results.values()))
@@ -68,6 +70,12 @@ def draw_reward(axes: Axes, records: Records) -> None:
     axes.plot(steps, _outer(records, "reward"), color=_colour(0), linewidth=2.4, marker="o", label="all (mean reward)")
     axes.set_ylim(-0.03, 1.03)
     _finish(axes, "Reward in training rollouts", "training step", "mean reward (0 to 1)")
+
+
+def draw_loss(axes: Axes, records: Records) -> None:
+    """Loss of each step of a supervised run."""
+    axes.plot(_steps(records), _outer(records, "loss"), color=_colour(0), linewidth=2, marker="o")
+    _finish(axes, "Loss on demonstrations", "training step", "loss")
 
 
 def draw_tools(axes: Axes, records: Records) -> None:

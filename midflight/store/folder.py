@@ -29,6 +29,11 @@ class RunFolder:
         return self.path / "inputs"
 
     @property
+    def demonstrations(self) -> Path:
+        """Where a supervised run has its demonstrations from; other runs have none. The store holds copies of them."""
+        return self.inputs / "demonstrations.json"
+
+    @property
     def metrics(self) -> Path:
         """One JSON line a training step."""
         return self.path / "metrics.jsonl"

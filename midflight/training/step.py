@@ -123,10 +123,11 @@ class Updater:
         found = self._fitting(score)
         return [replace(row, reference=values) for row, values in zip(rows, found, strict=True)]
 
-    def update(self, rows: Sequence[Row], *, version: int = 0, seed: int = 0) -> UpdateMetrics:
+    def update(self, rows: Sequence[Row], *, version: int = 0, seed: int = 0, drawn: bool = True) -> UpdateMetrics:
         """`epochs` passes over `rows`, each in `mini_batches` optimizer steps; the metrics are of the first pass.
 
         `version` is that of the weights the rows should be drawn with; `seed` deals trajectories to mini-batches.
+        Rows that were not `drawn` here, demonstrations, have no log-prob to compare with: there is no drift.
 
         Raises:
             DriftError: a log-prob is off by more than `max_drift` before the first optimizer step.
@@ -146,7 +147,10 @@ class Updater:
                 if not first:
                     self.policy.write(self.sampler)
                 self._step(
-                    part, metrics, share=1 / len(parts) if epoch == 0 else 0.0, check=first and part[0].old is None
+                    part,
+                    metrics,
+                    share=1 / len(parts) if epoch == 0 else 0.0,
+                    check=drawn and first and part[0].old is None,
                 )
                 first = False
         self.masks.forget_replays()

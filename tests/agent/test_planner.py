@@ -1,9 +1,11 @@
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from midflight.agent import Action, LLMPlanner, Memory, Query, planner_grammar
-from midflight.agent.actions import parse_action
+from midflight.agent.actions import parse_action, refers, render_action
 from midflight.engines.base import FinishReason, Generation, Sampling
 from midflight.engines.scripted import ScriptedEngine
 from midflight.tools import make_toolset
@@ -52,6 +54,69 @@ def test_full_actions() -> None:
 )  # fmt: skip
 def test_full_texts_that_are_no_actions(text: str) -> None:
     assert parsed(text, "full") is None
+
+
+TOOLS = st.from_regex(r"[a-z_]{1,9}", fullmatch=True) | st.just("finish")
+TEXTS = st.text(alphabet=st.sampled_from("ab:# \t\r\nTool: finish"), max_size=24) | st.text(max_size=24)
+
+
+def rendered(action: Action, format: str) -> str | None:
+    try:
+        return render_action(action, format)  # type: ignore[arg-type]
+    except ValueError:
+        return None
+
+
+@given(TEXTS, TOOLS, TEXTS)
+def test_what_is_rendered_reads_as_the_action(sub_goal: str, tool: str, context: str) -> None:
+    action = Action(sub_goal, tool, context)
+    text = rendered(action, "full")
+    assert text is None or parsed(text, "full") == action
+    single = Action("", tool, "" if tool == "finish" else context)
+    text = rendered(action, "compact")
+    assert text is None or parsed(text, "compact") == single
+
+
+@given(TEXTS)
+def test_every_action_that_can_be_read_can_be_rendered(text: str) -> None:
+    for format, texts in (("compact", (text, f"t: {text}")), ("full", (f"Sub-goal: g\nTool: t\nContext: {text}",))):
+        for one in texts:
+            action = parse_action(Generation(one, FinishReason.STOP), format)[0]  # type: ignore[arg-type]
+            assert action is None or parsed(rendered(action, format) or "", format) == action
+
+
+def test_actions_are_rendered_as_the_grammar_spells_them() -> None:
+    for format in ("compact", "full"):
+        for action in (
+            Action("count", "population", "Peru"),
+            Action("add", "calculator", "1/2"),
+            Action("x", "finish", ""),
+        ):
+            assert accepts(planner_grammar(TOOLSET, format), rendered(action, format) or "")  # type: ignore[arg-type]
+    assert render_action(Action("g", "population", "Peru"), "compact") == " population: Peru\n"
+    assert render_action(Action("g", "finish", "x"), "compact") == " finish\n"
+    assert render_action(Action("g", "finish", ""), "full") == "Sub-goal: g\nTool: finish\n"
+    assert render_action(Action("g", "python", "x = 1\ny"), "full") == "Sub-goal: g\nTool: python\nContext: x = 1\ny\n"
+
+
+@pytest.mark.parametrize(
+    ("action", "format", "reason"),
+    [
+        (Action("", "population", "Peru"), "full", "no sub-goal"),
+        (Action("g", "population", "a\nb"), "compact", "line breaks"),
+        (Action("g", "population", ""), "compact", "empty"),
+        (Action("g", "population", ""), "full", "empty"),
+        (Action("g", "a b", "x"), "full", "spaces"),
+        (Action("g", "t", "x\n"), "full", "line breaks"),
+    ],
+)
+def test_actions_that_a_format_has_no_text_for(action: Action, format: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        render_action(action, format)  # type: ignore[arg-type]
+
+
+def test_a_context_refers_to_results_by_number() -> None:
+    assert refers("#1 / 2") and refers("x#12") and not refers("# 1") and not refers("number 1")
 
 
 def accepts(grammar: str, text: str) -> bool:

@@ -116,6 +116,35 @@ def test_ablation_pairs_the_arms_by_question_and_seed(tmp_path, capsys):
     assert "flow_grpo - turn_normalised" in capsys.readouterr().out
 
 
+def test_ablation_has_an_arm_of_supervised_training_taught_by_flow_grpo(tmp_path, capsys, monkeypatch):
+    finished_run(tmp_path / "quickstart-seed0", rewards(0, 0, 1, 0), rewards(1, 1, 1, 1))
+    finished_run(tmp_path / "quickstart-turn_normalised-seed0", rewards(0, 0, 1, 0), rewards(1, 1, 1, 1),
+                 overrides=("training.advantage=turn_normalised",))  # fmt: skip
+    arguments, folder = tmp_path / "arguments", tmp_path / "quickstart-sft-seed0"
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\necho "$@" > {arguments}\nmkdir {folder}\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setattr(common.sys, "executable", str(wrapper))
+    given = ["--seeds", "0", "--sft", "--run-dir", str(tmp_path), "--reuse", "sft.epochs=3"]
+    assert ablation.main(given) == 1  # the other runs were made without sft.epochs
+    assert "sft, seed 0 failed: its teacher failed: " in capsys.readouterr().out
+    assert not arguments.exists()
+    assert ablation.main(given[:-1]) == 1  # the wrapper makes no run
+    assert f"sft, seed 0 failed: {folder} has no report.json" in capsys.readouterr().out
+    assert arguments.read_text().split() == [
+        "-m", "midflight", "sft", "quickstart", "seed=0", "--run-dir", str(folder), "--from",
+        str(tmp_path / "quickstart-seed0"),
+    ]  # fmt: skip
+    finished_run(folder, rewards(0, 0, 1, 0), rewards(1, 1, 0, 0))
+    assert ablation.main([*given[:-1], "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["arms"]) == ["frozen", "turn_normalised", "sft", "flow_grpo"]
+    assert found["arms"]["sft"]["accuracy"] == 0.5
+    assert (found["difference"]["accuracy"], found["sft_difference"]["accuracy"]) == (0.0, 0.5)
+    assert ablation.main(given[:-1]) == 0
+    assert "flow_grpo - sft" in capsys.readouterr().out
+
+
 def test_ablation_with_a_failed_arm_has_no_difference(tmp_path, capsys):
     finished_run(tmp_path / "quickstart-seed0", rewards(0, 0, 1, 0), rewards(1, 1, 1, 1))
     finished_run(tmp_path / "quickstart-turn_normalised-seed0", rewards(0, 0, 1, 0), rewards(1, 1, 1, 1))

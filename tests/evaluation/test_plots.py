@@ -5,7 +5,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from midflight.evaluation import summarise, write_plots
-from midflight.evaluation.plots import draw_accuracy, draw_errors, draw_reward, draw_tools
+from midflight.evaluation.plots import draw_accuracy, draw_errors, draw_loss, draw_reward, draw_tools
 from midflight.store import MetricsWriter, RunFolder
 from tests.evaluation.build import scored, task, turn
 
@@ -66,6 +66,18 @@ def test_a_run_folder_gets_the_plots_its_files_allow(tmp_path: Path) -> None:
     names = [path.name for path in write_plots(folder)]
     assert names == ["reward.png", "tools.png", "turns.png", "errors.png", "accuracy.png"]
     assert all((folder.plots / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_a_run_on_demonstrations_has_its_loss_drawn_and_no_rollouts(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path).create()
+    records = [{"step": step, "demonstrations": 16, "loss": loss} for step, loss in ((1, 0.5), (2, 0.25))]
+    with MetricsWriter(folder.metrics) as writer:
+        for record in records:
+            writer.write(record)
+    assert write_plots(folder) == [folder.plots / "loss.png"]
+    axes = Figure().add_subplot()
+    draw_loss(axes, records)
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[0.5, 0.25]]
 
 
 def test_neither_torch_nor_matplotlib_is_imported_before_a_plot_is_drawn() -> None:

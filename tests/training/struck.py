@@ -57,9 +57,9 @@ def midflight(arguments: Sequence[str], log: Path, strike: Strike | None = None,
 
 def _main(arguments: list[str], log: Path, strike: Strike | None) -> None:
     from midflight import cli
-    from midflight.training import trainer
+    from midflight.training import session
 
-    trainer.write_plots = lambda _: []  # they take longer than all the rest
+    session.write_plots = lambda _: []  # they take longer than all the rest
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -17,7 +17,7 @@ from midflight.store import Store
 from midflight.store.metrics import read_metrics
 from midflight.tasks.base import Task
 from midflight.tools import tool
-from midflight.training import trainer as training
+from midflight.training import step as training
 from midflight.training.packing import Row, pack_rows
 from midflight.training.policy import Policy, SyncError
 from midflight.training.step import Updater

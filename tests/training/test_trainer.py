@@ -78,7 +78,7 @@ def phases(folder: Path) -> list[tuple[str, int | None, int]]:
 def test_reward_rises_and_a_run_cut_off_in_its_update_resumes_with_the_same_numbers(
     model: Path, tmp_path: Path, lora: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from midflight.training import trainer
+    from midflight.training import step
 
     rate = "training.learning_rate=0.01" if lora.endswith("null") else "training.learning_rate=0.05"
     undisturbed = run(recipe(model, lora, rate, steps=12), tmp_path / "one")
@@ -86,7 +86,7 @@ def test_reward_rises_and_a_run_cut_off_in_its_update_resumes_with_the_same_numb
     assert rewards[0] < 0.4 and min(rewards[-3:]) > 0.8, rewards
     assert max(record["drift"] for record in undisturbed) <= 1e-4
 
-    real, calls = trainer.Updater.update, []
+    real, calls = step.Updater.update, []
 
     def interrupted(*arguments: Any, **settings: Any) -> Any:
         calls.append(1)
@@ -94,7 +94,7 @@ def test_reward_rises_and_a_run_cut_off_in_its_update_resumes_with_the_same_numb
             raise KeyboardInterrupt
         return real(*arguments, **settings)
 
-    monkeypatch.setattr(trainer.Updater, "update", interrupted)
+    monkeypatch.setattr(step.Updater, "update", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(recipe(model, lora, rate, steps=12), tmp_path / "two")
     phase, cut, members = phases(tmp_path / "two")[-1]  # a step without signal makes no update

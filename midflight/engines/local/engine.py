@@ -83,7 +83,11 @@ class LocalEngine:
         return self._context
 
     def count_tokens(self, text: str) -> int:
-        return len(self._encoder.encode_text(text))
+        return len(self.encode_text(text))
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of plain text, as a part of a prompt has them."""
+        return self._encoder.encode_text(text)
 
     def encode(self, messages: tuple[Message, ...]) -> list[list[int]]:
         """The prompt's segments of ids, as `generate` would build them."""

@@ -66,6 +66,24 @@ class Masks:
             matcher.consume_token(token)
         return tuple(masks)
 
+    def forced(self, grammar: str, ids: tuple[int, ...]) -> tuple[bool, ...]:
+        """For each of `ids`, a whole text of `grammar`: whether the grammar left no choice.
+
+        Raises:
+            GrammarError: an id breaks the grammar, or the grammar wants more.
+        """
+        matcher = self.start(grammar)
+        found = []
+        for position, token in enumerate(ids):
+            mask = self.allowed(matcher)
+            if not mask[token]:
+                raise GrammarError(f"token {token} at position {position} breaks the grammar")
+            found.append(int(np.count_nonzero(mask)) == 1)
+            matcher.consume_token(token)
+        if not matcher.is_stopped():
+            raise GrammarError(f"the text ends before the grammar does, after {len(ids)} tokens")
+        return tuple(found)
+
     def replay(self, grammar: str, ids: tuple[int, ...]) -> torch.Tensor:
         """Boolean [len(ids), vocabulary]: the masks `ids` were drawn under.
 

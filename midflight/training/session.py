@@ -1,0 +1,297 @@
+"""What every training run shares: sampler and policy, the step loop, evaluation, report and checkpoints.
+
+Invariant: a step's numbers depend only on the recipe, the seed and the weights before it, so a run that was killed and
+resumed from its last checkpoint prints the numbers an undisturbed run prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from midflight.building import (
+    assemble,
+    check_prompt_fits,
+    load_named,
+    load_trained,
+    local_engine,
+    quiet_peft,
+    toolset_of,
+)
+from midflight.config import Recipe, TrainingConfig, resolved
+from midflight.engines.local import LoadedModel
+from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped
+from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
+from midflight.evaluation.report import pick_example, render_report
+from midflight.progress import Progress
+from midflight.resuming import save_recipe
+from midflight.rewards import score
+from midflight.seeds import derive
+from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
+from midflight.tasks.base import Task
+from midflight.tools.base import Tool
+from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from midflight.training.policy import Policy, SyncError
+from midflight.training.step import DriftError, GradientError, OutOfMemory, Updater, learning_rate
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a run gave. `before` and `after` are None without held-out questions."""
+
+    folder: RunFolder
+    steps: int
+    before: EvaluationResult | None
+    after: EvaluationResult | None
+    seconds: float
+
+
+class Stream(Protocol):
+    """What the steps draw from. `success` is its state, kept in checkpoints; their quality is its mean."""
+
+    success: dict[str, float]
+
+
+def conduct(session: Session, *, resume: bool, evaluate_ends: bool) -> TrainReport:
+    """Run a session to its end.
+
+    Raises:
+        TrainingStopped: sampler and trainer disagree, the gradient is not finite, memory ran out, or the run cannot be
+            written.
+    """
+    try:
+        return session.run(resume=resume, evaluate_ends=evaluate_ends)
+    except (DriftError, SyncError, GradientError, OutOfMemory) as error:
+        raise TrainingStopped(str(error)) from error
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise CannotWrite(Path(error.filename or session.folder.path), error) from error
+    finally:
+        session.close()
+
+
+class Session(ABC):
+    """Everything one run holds. A subclass sets `stream` and says what a step is."""
+
+    stream: Stream
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        settings: TrainingConfig,
+        run_dir: Path,
+        progress: Progress,
+        tools: Sequence[Tool] | None,
+        eval_tasks: Sequence[Task],
+    ) -> None:
+        self.recipe, self.progress = recipe, progress
+        self.settings = settings
+        self.folder = RunFolder(run_dir)
+        self.eval_tasks = eval_tasks
+        toolset = toolset_of(recipe, tools)
+        progress.note(f"loading {recipe.model.name}")
+        lora = recipe.model.lora
+        others = recipe.agent.has_frozen_models
+        with progress.bar("loading sampler and policy", 2, passing=True) as bar, quiet_peft():
+            own, root = load_trained(recipe, recipe.model.name, progress.note)
+            bar.advance()
+            untrained = root == own.name
+            self.policy = Policy(
+                load_trained(recipe, recipe.model.name, progress.note)[0],
+                lora=(lora.rank, lora.alpha) if lora else None,
+                reference=self.settings.kl_beta > 0 or (others and untrained),
+                seed=derive(recipe.seed, "adapter"),
+            )
+            bar.advance()
+        self.optimizer = torch.optim.AdamW(
+            self.policy.parameters(),
+            lr=self.settings.learning_rate,
+            betas=self.settings.betas,
+            weight_decay=self.settings.weight_decay,
+        )
+        self.engine = local_engine(recipe, own)
+        self.updater = Updater(
+            self.policy,
+            self.optimizer,
+            self.engine.model,
+            self.engine.masks,
+            self.settings,
+            rescue=run_dir,
+            note=progress.note,
+        )
+        self.frozen = None
+        if others and untrained:
+            backbone = LoadedModel(own.name, self.policy.frozen_model, own.tokenizer, own.device)
+            self.frozen = local_engine(recipe, backbone, around=self.policy.frozen)
+        elif others:  # the other modules stay what they were when the planner was trained before
+            self.frozen = local_engine(recipe, load_named(recipe, root))
+        self.train_flow = assemble(recipe, toolset, self.engine, self.frozen, training=True)
+        self.eval_flow = assemble(recipe, toolset, self.engine, self.frozen, training=False)
+        check_prompt_fits(recipe, self.train_flow, self.engine)
+
+    def close(self) -> None:
+        """End the engines' workers."""
+        self.engine.close()
+        if self.frozen is not None:
+            self.frozen.close()
+
+    def _forget(self) -> None:
+        for engine in (self.engine, self.frozen):
+            if engine is not None:
+                engine.forget()
+
+    def _set_rate(self, step: int) -> float:
+        """Give the optimizer the learning rate of a step."""
+        rate = learning_rate(self.settings, step)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = rate
+        return rate
+
+    def run(self, *, resume: bool, evaluate_ends: bool) -> TrainReport:
+        started = time.monotonic()
+        done = self._resume() if resume else 0
+        self.folder.create()
+        save_recipe(self.recipe, self.folder)
+        ask = evaluate_ends and bool(self.eval_tasks)
+        with Store(self.folder.store) as store, MetricsWriter(self.folder.metrics) as metrics:
+            known = store.runs()
+            run_id = (
+                known[-1].id if known else store.start_run(self.recipe.name, resolved(self.recipe), self.recipe.seed)
+            )
+            store.drop_steps_from(run_id, done + 1)
+            metrics.truncate_from(done + 1)
+            self.policy.sync(self.engine, done, bound=self.settings.max_drift)
+            before = None
+            if ask and self.folder.eval_before.is_file():
+                before = EvaluationResult.load(self.folder.eval_before)
+            elif ask and done == 0:
+                before = self._evaluate(store, run_id, "before")
+            walls: list[float] = []
+            for step in range(done + 1, self.settings.steps + 1):
+                began = time.monotonic()
+                record = self._step(store, run_id, step)
+                metrics.write(record)
+                walls.append(time.monotonic() - began)
+                left = (self.settings.steps - step) * sum(walls[-5:]) / len(walls[-5:])
+                self.progress.step(record, self.settings.steps, left)
+                if step % self.settings.save_every == 0 or step == self.settings.steps:
+                    store.to_disk()
+                    metrics.to_disk()
+                    self._save(step)  # so that no step a checkpoint has done is missing from either
+            after = self._evaluate(store, run_id, "after") if ask else None
+            plots = write_plots(self.folder.path)
+            if before is not None and after is not None:
+                self._report(store, run_id, before, after, plots, time.monotonic() - started)
+        return TrainReport(self.folder, self.settings.steps, before, after, time.monotonic() - started)
+
+    @abstractmethod
+    def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
+        """Make step `step`, counted from 1, and sync; returns its metrics record."""
+
+    def _evaluate(self, store: Store, run_id: int, phase: str) -> EvaluationResult:
+        """Ask the held-out questions."""
+        store.drop_phase(run_id, phase)
+        settings = self.recipe.evaluation
+        with self.progress.bar(f"evaluating {phase}", len(self.eval_tasks) * settings.trials) as bar:
+            scored = asyncio.run(
+                evaluate(
+                    self.eval_flow,
+                    self.eval_tasks,
+                    trials=settings.trials,
+                    concurrency=settings.concurrency,
+                    seed=self.recipe.seed,
+                    score=score,
+                    on_done=lambda _: bar.advance(),
+                )
+            )
+        store.add_trajectories(
+            run_id,
+            [
+                new_trajectory(phase, None, item.task, index % settings.trials, item.trajectory, item.reward, None)
+                for index, item in enumerate(scored)
+            ],
+        )
+        result = summarise(scored, resamples=settings.bootstrap, seed=self.recipe.seed)
+        result.save(self.folder.eval_before if phase == "before" else self.folder.eval_after)
+        return result
+
+    def _report(
+        self,
+        store: Store,
+        run_id: int,
+        before: EvaluationResult,
+        after: EvaluationResult,
+        plots: Sequence[Path],
+        seconds: float,
+    ) -> None:
+        earlier, later = (
+            [Scored(item.task, item.trajectory, item.reward or 0.0) for item in store.trajectories(run_id, phase)]
+            for phase in ("before", "after")
+        )
+        question = next((item.task.question for item in later if item.task.level >= 3), later[0].task.question)
+        text = render_report(
+            before,
+            after,
+            title=f"{self.recipe.name}, seed {self.recipe.seed}: held-out questions before and after training",
+            example=pick_example(earlier, later),
+            closing=[
+                f"took {seconds:.0f} s",
+                f"run folder: {self.folder.path}",
+                f"plots: {self.folder.plots} ({', '.join(plot.name for plot in plots)})",
+                f'try next: midflight solve "{question}" --model {self.folder.path}',
+            ],
+        )
+        write_report(self.folder, before, after, text)
+
+    def _save(self, step: int) -> None:
+        success = self.stream.success
+        save_checkpoint(
+            self.folder.checkpoints,
+            self.policy,
+            self.optimizer,
+            step=step,
+            quality=sum(success.values()) / max(len(success), 1),
+            state={"success": success, "base": self.policy.base_name},
+            keep_last=self.settings.keep_last,
+            keep_best=self.settings.keep_best,
+        )
+
+    def _resume(self) -> int:
+        """Restore the newest whole checkpoint; 0 when the run was stopped before its first."""
+        newest = newest_checkpoint(self.folder.checkpoints, self.progress.note)
+        if newest is None:
+            self.progress.note(f"{self.folder.path} has no checkpoint yet: starting at step 1")
+            return 0
+        state = load_checkpoint(newest, self.policy, self.optimizer)
+        self.stream.success = dict(state["success"])
+        self.progress.note(f"resuming {self.folder.path} after step {state['step']}")
+        return int(state["step"])
+
+
+def new_trajectory(
+    phase: str,
+    step: int | None,
+    task: Task,
+    member: int,
+    trajectory: Any,
+    reward: float | None,
+    advantage: float | None,
+) -> NewTrajectory:
+    return NewTrajectory(
+        phase=phase,
+        step=step,
+        group=task.id,
+        member=member,
+        task=task,
+        trajectory=trajectory,
+        reward=reward,
+        advantage=advantage,
+    )
