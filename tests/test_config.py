@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from midflight.config import Recipe, RecipeError, load_recipe, resolved
+from midflight.errors import UserError
 from midflight.recipe_rules import check
 from midflight.recipes import read_yaml, shipped, validate
 
@@ -399,7 +400,7 @@ def test_a_name_that_makes_no_folder_is_refused(small: Path, name: str) -> None:
 def test_a_run_as_model_is_its_newest_checkpoint_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs/first"
-    (run / "checkpoints/step-00005").mkdir(parents=True)
+    run.mkdir(parents=True)
     (run / "recipe.yaml").write_text("name: first\n")
     with pytest.raises(RecipeError) as caught:
         load_recipe("quickstart", ["model.name=runs/first"])
@@ -407,8 +408,11 @@ def test_a_run_as_model_is_its_newest_checkpoint_of_the_moment(tmp_path: Path, m
         "model.name = runs/first: the run has no checkpoint yet; let it train, or name another model"
     )
     state = run / "checkpoints/step-00005/state.json"
-    state.write_text("{}")
+    state.parent.mkdir(parents=True)
     (run / "checkpoints/step-00005/adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="no checkpoint is whole"):
+        load_recipe("quickstart", ["model.name=runs/first"])
+    state.write_text('{"step": 5, "quality": 0}')
     pinned = load_recipe("quickstart", ["model.name=runs/first"])
     assert pinned.model.name == str(state.parent)
     assert load_recipe("quickstart", [f"model.name={pinned.model.name}"]) == pinned
