@@ -110,7 +110,7 @@ def _reward() -> Any:
 def _backward() -> Any:
     import torch
 
-    return torch.Tensor, "backward", _nothing
+    return torch.autograd, "backward", _nothing  # the loss's, then the pack's
 
 
 def _saving() -> Any:

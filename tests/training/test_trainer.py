@@ -186,10 +186,10 @@ def test_what_a_checkpoint_has_done_is_on_the_disk_before_it(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from midflight.store import MetricsWriter
-    from midflight.training import trainer
+    from midflight.training import session
 
     done: list[str] = []
-    real = trainer.save_checkpoint
+    real = session.save_checkpoint
 
     def save(*arguments: Any, **named: Any) -> Path:
         done.append("checkpoint")
@@ -199,6 +199,6 @@ def test_what_a_checkpoint_has_done_is_on_the_disk_before_it(
     monkeypatch.setattr(
         MetricsWriter, "to_disk", lambda metrics: done.append(f"{len(read_metrics(metrics.path))} lines")
     )
-    monkeypatch.setattr(trainer, "save_checkpoint", save)
+    monkeypatch.setattr(session, "save_checkpoint", save)
     run(recipe(model, "training.save_every=2", steps=3), tmp_path / "run")
     assert done == ["store with 2", "2 lines", "checkpoint", "store with 3", "3 lines", "checkpoint"]
