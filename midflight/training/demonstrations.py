@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from midflight.agent.actions import refers
 from midflight.config import Recipe, RecipeError, resolved
@@ -47,7 +46,7 @@ class Wanted:
     def __post_init__(self) -> None:
         if not self.sources:
             raise UserError("--from: missing; name a run whose trajectories to learn from")
-        folders = [source.resolve() for source in self.sources]
+        folders = [os.path.abspath(source) for source in self.sources]
         for source, folder in zip(self.sources, folders, strict=True):
             if folders.count(folder) > 1:
                 raise UserError(f"--from {source}: the same run is named twice; remove one")
@@ -127,7 +126,7 @@ def _reason(record: TrajectoryRecord, min_reward: float, forbidden: set[str]) ->
 
 
 def _read(source: Path, phase: str, recipe: Recipe) -> list[TrajectoryRecord]:
-    """The trajectories of one run."""
+    """The trajectories of one run, whose contexts mean to the recipe's executor what they meant to its own."""
     key = f"--from {source}"
     file = RunFolder(source).store
     if not source.is_dir():
@@ -137,7 +136,11 @@ def _read(source: Path, phase: str, recipe: Recipe) -> list[TrajectoryRecord]:
     try:
         with Store(file) as store:
             runs = store.runs()
-            records = store.trajectories(runs[-1].id) if runs else []
+            if not runs:
+                raise UserError(f"{key}: its store holds no run; name another run")
+            records = store.trajectories(runs[-1].id)
+        agent = runs[-1].recipe["agent"]
+        executor, grounded = str(agent["executor"]["kind"]), bool(agent["grounded"])
     except UserError:
         raise
     except (sqlite3.Error, zlib.error, ValueError, KeyError, TypeError) as error:  # a file may hold anything
@@ -148,28 +151,19 @@ def _read(source: Path, phase: str, recipe: Recipe) -> list[TrajectoryRecord]:
         raise UserError(f"{key}: no trajectories of phase {phase}; it has {there or 'none'}; set another --phase")
     if all(one.reward is None for one in found):
         raise UserError(f"{key}: none of its {len(found)} trajectories has a reward; name another run")
-    _check_agent(key, runs[-1].recipe, recipe, found)
-    return found
-
-
-def _check_agent(key: str, theirs: dict[str, Any], recipe: Recipe, records: Sequence[TrajectoryRecord]) -> None:
-    """Refuse contexts that the recipe's executor would take for something else."""
-    executor = theirs["agent"]["executor"]["kind"]
     if executor != recipe.agent.executor.kind:
         raise RecipeError(
             f"agent.executor.kind = {recipe.agent.executor.kind}: the planner of {key} wrote for the kind {executor}; "
             f"set agent.executor.kind={executor} or name another run"
         )
-    actions = (turn.action for record in records for turn in record.trajectory.turns)
-    if (
-        theirs["agent"]["grounded"]
-        and not recipe.agent.grounded
-        and any(action is not None and refers(action.context) for action in actions)
-    ):
+    actions = (turn.action for record in found for turn in record.trajectory.turns)
+    named = any(action is not None and refers(action.context) for action in actions)
+    if named and grounded and not recipe.agent.grounded:
         raise RecipeError(
             f"agent.grounded = false: the planner of {key} names results as #n; set agent.grounded=true or name "
             "another run"
         )
+    return found
 
 
 def keep(folder: RunFolder, recipe: Recipe, wanted: Wanted, selection: Selection) -> None:
@@ -181,7 +175,7 @@ def keep(folder: RunFolder, recipe: Recipe, wanted: Wanted, selection: Selection
             run_id, [replace(one, phase=DEMONSTRATION, step=None, advantage=None) for one in selection.records]
         )
     folder.inputs.mkdir(exist_ok=True)
-    origin = {**asdict(wanted), "sources": [str(source.resolve()) for source in wanted.sources]}
+    origin = {**asdict(wanted), "sources": [os.path.abspath(source) for source in wanted.sources]}
     aside = folder.inputs / ".demonstrations.json"
     aside.write_text(json.dumps({**origin, "kept": len(selection.records), "left_out": selection.left_out}, indent=2))
     os.replace(aside, folder.demonstrations)

@@ -86,6 +86,14 @@ def test_runs_that_cannot_be_learned_from_are_one_line(tmp_path: Path) -> None:
     assert refused(empty, phase="all") == (
         f"--from {empty}: no trajectories of phase all; it has none; set another --phase"
     )
+    (tmp_path / "bare").mkdir()
+    Store(tmp_path / "bare/store.sqlite").close()
+    assert refused(tmp_path / "bare") == f"--from {tmp_path}/bare: its store holds no run; name another run"
+    strange = record_run(tmp_path / "strange", [entry("a", LOOK)], {"name": "x"})
+    assert refused(strange) == f"--from {strange}: cannot be read (KeyError: 'agent'); name another run"
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert refused(loop) == f"--from {loop}: no such folder; name a run"
     (tmp_path / "text").mkdir()
     (tmp_path / "text/store.sqlite").write_text("this is no database, and it is long enough to be read as one" * 9)
     assert "cannot be used as a store" in refused(tmp_path / "text")

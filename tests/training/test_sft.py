@@ -18,6 +18,7 @@ from midflight.api import recipe_for
 from midflight.building import assemble, build_agent, load_named, load_trained, local_engine, toolset_of
 from midflight.config import Recipe, RecipeError
 from midflight.engines.local import LocalEngine
+from midflight.engines.local.grammar import GrammarError
 from midflight.errors import UserError
 from midflight.progress import Progress
 from midflight.recipes import pin_model
@@ -144,6 +145,12 @@ def test_what_others_did_is_shown_as_the_planner_would_meet_and_write_it(model: 
     )
     assert engine.tokenizer.decode(found.rows[2].prompt_ids).endswith("Turn 4 (last turn):")
     assert found.rows[0].forced[-1] and not all(found.rows[0].forced)  # behind one letter only the line can end
+
+    grammar, ids = found.rows[0].grammar, found.rows[0].ids
+    assert grammar is not None and engine.masks.forced(grammar, ids) == found.rows[0].forced
+    for wrong in (ids[:-1], (*ids, ids[-1]), ids[::-1]):
+        with pytest.raises(GrammarError):
+            engine.masks.forced(grammar, wrong)
 
     full = recipe(model, "agent.planner.format=full", "agent.planner.max_tokens=64")
     free = recipe(model, "agent.planner.format=full", "agent.planner.max_tokens=64", "agent.planner.grammar=false")
