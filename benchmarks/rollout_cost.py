@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-LAYER_ROWS = (1, 8, 64, 512)
-HEAD_ROWS = (1, 8, 64)
+LAYER_ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512)
+HEAD_ROWS = (1, 8, 16, 64)
+"""Rows that products are measured at; small numbers of rows are far from linear."""
 DECODE_ROWS, PREFILL_ROWS = 64, 512
 """Rows of the two matrix shapes whose rates are stated: a token of 64 trajectories; a piece of prompt."""
 

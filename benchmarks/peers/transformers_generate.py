@@ -35,7 +35,7 @@ class TransformersGenerate:
     """A model of transformers with its own attention, in `dtype`. `size` is the most calls in a batch."""
 
     def __init__(self, folder: str, dtype: str, size: int = 64) -> None:
-        self.size = size
+        self.dtype, self.size = dtype, size
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
         ends = self.model.generation_config.eos_token_id
         self.padding = int(ends[0] if isinstance(ends, list) else ends or 0)

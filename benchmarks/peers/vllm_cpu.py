@@ -1,7 +1,9 @@
 """vLLM on the CPU as a peer: its OpenAI server in an environment of its own, asked with token ids over HTTP.
 
 It is given its best: bf16, no grammar masks, no log-probs, no seeds, blocks of 32 (of the default 128 a short prefix
-fills none). It listens on 127.0.0.1 alone, and its whole process group is ended when the `with` block is left.
+fills none). It listens on 127.0.0.1 alone, and its whole process group is ended when the `with` block is left. Where
+its environment got a torchvision, torchaudio or torchcodec that was built for another torch, it does not start: remove
+them, a text model needs none.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class VllmServer:
     """
 
     def __init__(
-        self, python: Path, model: str, context: int, concurrency: int, log: Path, ready_seconds: float = 600.0
+        self, python: Path, model: str, context: int, concurrency: int, log: Path, ready_seconds: float = 900.0
     ) -> None:
         self._log, self._ready_seconds = log, ready_seconds
         self._pool = ThreadPoolExecutor(max_workers=concurrency)
@@ -174,13 +176,17 @@ def prefix_hits(metrics: str) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without its own packages, and as many threads as torch has here."""
+    """This process's without its own packages, as many threads as torch has here, and little memory for the cache.
+
+    VLLM_CPU_ variables that the caller has set stay.
+    """
+    threads = torch.get_num_threads()
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     return {
-        **inherited,
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[: torch.get_num_threads()])),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads])),
         "VLLM_CPU_KVCACHE_SPACE": "2",
+        **inherited,
+        "OMP_NUM_THREADS": str(threads),
         "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
