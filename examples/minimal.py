@@ -1,6 +1,6 @@
 """Teach a planner to use a tool of yours."""
 
-from midflight.api import train_on
+from midflight import solve, train_on
 from midflight.tasks.base import Task
 from midflight.tools import tool
 
@@ -17,4 +17,5 @@ tasks = [Task(id=item, question=f"How many {item} do we have?", answer=str(count
 
 plain = ["model.chat_template=false", "agent.grounded=true"]  # suits a small model: quote the question in tool calls
 train_on(tasks[:5], [stock], eval_tasks=tasks[5:], steps=5, run_dir="runs/stock", overrides=plain)
+print(solve("How many locks do we have?", "runs/stock", tools=[stock]).answer)
 print("Try: midflight report runs/stock")

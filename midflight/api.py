@@ -1,19 +1,25 @@
-"""The short way in from Python: your tools, your questions, a few steps of training, and which turns decided.
+"""The short way in from Python: your tools, your questions, a few steps of training, answers, and which turns decided.
 
 It makes the recipe that `midflight train` would read and calls the same trainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from midflight.agent.types import Query, Trajectory, Turn
 from midflight.config import Recipe
 from midflight.errors import UserError
-from midflight.recipe_rules import check
-from midflight.recipes import apply_overrides, pin_model, validate
+from midflight.own import check_kept_tools, check_tools, own_tools
+from midflight.recipe_rules import check, check_model_name
+from midflight.recipes import apply_overrides, load, pin_model, validate
+from midflight.resuming import read_recipe
+from midflight.store.folder import RunFolder
 from midflight.tasks.base import Task
+from midflight.tasks.jsonl import check_tasks
 from midflight.tools.base import Tool
 
 if TYPE_CHECKING:
@@ -70,7 +76,7 @@ def train_on(
         steps: updates.
         max_turns: most turns of one trajectory.
         overrides: changes to the recipe, such as `training.group_size=4`.
-        resume: go on from the last checkpoint in `run_dir`.
+        resume: go on from the last checkpoint in `run_dir`, with the same questions and tools.
 
     Raises:
         UserError: something given is wrong; one line.
@@ -80,6 +86,9 @@ def train_on(
 
     if not tasks:
         raise UserError("tasks is empty; give at least one Task")
+    check_tasks(tasks, "tasks")
+    check_tasks(eval_tasks, "eval_tasks")
+    check_tools(tools)
     for override in overrides:
         if override.strip().startswith(("train_tasks", "eval_tasks")):
             raise UserError(f"override {override}: does nothing here; give the questions as tasks and eval_tasks")
@@ -100,6 +109,55 @@ def train_on(
     except KeyboardInterrupt:
         progress.note(f"interrupted; go on with the same program and train_on(..., resume=True) ({folder})")
         raise
+
+
+def solve(
+    question: str,
+    model: str | Path,
+    *,
+    tools: Sequence[Tool] = (),
+    on_turn: Callable[[Turn], None] | None = None,
+) -> Trajectory:
+    """Answer one question; `answer` of what it returns is None when there was none to make.
+
+    Args:
+        question: what to ask.
+        model: a run folder, for its recipe and newest checkpoint; or as `model.name` in a recipe.
+        tools: your own tools, as in training.
+        on_turn: called with each finished turn.
+
+    Raises:
+        UserError: something given is wrong; one line.
+    """
+    if not question.strip():
+        raise UserError("question is empty; write what to ask")
+    check_tools(tools)
+    name, folder = str(model), RunFolder(Path(model))
+    check_model_name(name, f"model = {name}")
+    if folder.recipe.is_file():
+        recipe = read_recipe(folder.recipe)
+        check_kept_tools(folder, recipe, own_tools(recipe, tools))
+        for tool in tools:
+            if tool.name not in recipe.agent.tools:
+                raise UserError(
+                    f"tools: {tool.name} does nothing, as {name} has {', '.join(recipe.agent.tools)}; leave it out"
+                )
+        check(recipe, own_tools=[tool.name for tool in tools], own_tasks=True, training=False)
+    elif tools:
+        recipe = recipe_for(tools, name="solve", model=name, steps=1, max_turns=3)
+    else:
+        recipe = load("quickstart", tasks=False, training=False)
+
+    from midflight.building import build_agent
+    from midflight.progress import Progress
+
+    progress = Progress()
+    progress.note(f"loading {name}")
+    built = build_agent(recipe, name, tools=tools, progress=progress)
+    try:
+        return asyncio.run(built.flow.run(Query(question, seed=recipe.seed), on_turn))
+    finally:
+        built.close()
 
 
 def credit(
@@ -124,6 +182,8 @@ def credit(
     Raises:
         UserError: something given is wrong; one line.
     """
+    check_tools(tools)
+
     from midflight.crediting import Continuing, credit_trajectory
     from midflight.progress import Progress
 

@@ -24,7 +24,7 @@ from midflight.config import Recipe, load_recipe
 from midflight.engines.base import EngineError, PromptTooLong
 from midflight.errors import NO_ROOM, TrainingStopped, UserError
 from midflight.rendering import printable
-from midflight.resuming import check_run_folder, made_by
+from midflight.resuming import check_run_folder, evaluates, going_on
 from midflight.store.folder import RunFolder
 from midflight.store.seals import whole_checkpoints
 from midflight.tools.base import InfrastructureError
@@ -41,6 +41,7 @@ RecipeArgument = Annotated[
     str, typer.Argument(help="A YAML file, a run folder, or a shipped recipe such as quickstart.")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as training.steps=10.")]
+AskingOverrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as agent.max_turns=6.")]
 ClickException: type[BaseException] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
@@ -119,7 +120,7 @@ def common(
 @app.command()
 def solve(
     question: Annotated[str, typer.Argument(help="What to ask.")],
-    overrides: Overrides = None,
+    overrides: AskingOverrides = None,
     model: Annotated[str | None, typer.Option(help="A run folder, smollm2-135m, a Hub name or a model folder.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Default: the run's own, else quickstart.")] = None,
 ) -> None:
@@ -127,8 +128,9 @@ def solve(
     if not question.strip():
         raise UserError("QUESTION is empty; write what to ask, in quotes")
     _check_model(model)
+    _refuse_training(overrides or (), "solve")
     run_recipe = model if model is not None and (Path(model) / "recipe.yaml").is_file() else "quickstart"
-    settings = recipes.load(recipe or run_recipe, overrides or (), tasks=False)
+    settings = recipes.load(recipe or run_recipe, overrides or (), tasks=False, training=False)
 
     from midflight.agent.types import Query, Turn
     from midflight.building import build_agent
@@ -257,12 +259,13 @@ def _going_on(recipe: str, overrides: Sequence[str], folder: Path, command: str 
 def evaluate(
     recipe: RecipeArgument,
     model: Annotated[str, typer.Option(help="A run folder, smollm2-135m, a Hub name or a model folder.")],
-    overrides: Overrides = None,
+    overrides: AskingOverrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure a model on the recipe's held-out questions."""
     _check_model(model)
-    settings = load_recipe(recipe, overrides or ())
+    _refuse_training(overrides or (), "eval")
+    settings = recipes.load(recipe, overrides or (), training=False)
 
     from midflight.evaluating import evaluate_model
     from midflight.progress import Progress
@@ -276,6 +279,14 @@ def _check_model(model: str | None) -> None:
         from midflight.recipe_rules import check_model_name
 
         check_model_name(model, f"--model {model}")
+
+
+def _refuse_training(overrides: Sequence[str], command: str) -> None:
+    """Refuse changes to what only training uses."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.strip().split(".")[0] in ("training", "sft"):
+            raise UserError(f"{key.strip()} = {value}: does nothing in midflight {command}; leave it out")
 
 
 @app.command()
@@ -362,7 +373,7 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
 
 
 def print_report(folder: Path) -> None:
-    """Print a run's report.txt.
+    """Print a run's report, or that it has none to make.
 
     Raises:
         UserError: no such run, or it has not finished.
@@ -370,9 +381,14 @@ def print_report(folder: Path) -> None:
     file = folder / "report.txt"
     if not folder.is_dir():
         raise UserError(f"run {folder}: no such folder; runs are made by midflight train")
-    if not file.is_file():
-        raise UserError(f"run {folder}: no report yet; finish it with: midflight {made_by(folder)} {folder} --resume")
-    print(file.read_text(encoding="utf-8"), end="")
+    if file.is_file():
+        from midflight.evaluation.report import read_report
+
+        print(read_report(RunFolder(folder)), end="")
+    elif evaluates(folder):
+        raise UserError(f"run {folder}: no report yet; finish it with: {going_on(folder)}")
+    else:
+        print(f"{folder} has no held-out questions, so no report; its steps are in {RunFolder(folder).metrics}")
 
 
 if __name__ == "__main__":

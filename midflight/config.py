@@ -248,7 +248,8 @@ class Recipe(Section):
     model: ModelConfig = ModelConfig()
     agent: AgentConfig
     train_tasks: TaskSource = TaskSource()
-    eval_tasks: HeldOutTasks = HeldOutTasks(count=240)
+    eval_tasks: HeldOutTasks | None = HeldOutTasks(count=240)
+    """null: nothing is asked before and after training."""
     training: TrainingConfig = TrainingConfig()
     sft: SftConfig = SftConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -20,6 +20,7 @@ from midflight.evaluation.credit import Change, TrajectoryCredit, counted, group
 from midflight.evaluation.plots import write_credit_plot
 from midflight.evaluation.statistics import Estimate
 from midflight.evaluation.text import table
+from midflight.own import check_kept_tools, own_tools
 from midflight.progress import Progress
 from midflight.recipe_rules import check
 from midflight.rendering import plain
@@ -145,6 +146,7 @@ def _continued(
     if fault is not None:
         raise UserError(f"trajectory {record.id}: its continuations cannot be scored: {fault}; use --group-only")
     recipe = read_recipe(RunFolder(run).recipe)
+    check_kept_tools(RunFolder(run), recipe, own_tools(recipe, how.tools))
     check(recipe, own_tools=[tool.name for tool in how.tools], own_tasks=True)
 
     from midflight.building import build_agent, trained_folder

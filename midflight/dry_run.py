@@ -157,9 +157,9 @@ def supervised_arithmetic(recipe: Recipe, demonstrations: int) -> list[tuple[str
 
 
 def _evaluations(recipe: Recipe) -> list[tuple[str, int, str]]:
-    count, trials = recipe.eval_tasks.count, recipe.evaluation.trials
-    if count is None:
+    if recipe.eval_tasks is None or recipe.eval_tasks.count is None:
         return []
+    count, trials = recipe.eval_tasks.count, recipe.evaluation.trials
     return [("evaluation trajectories", 2 * count * trials, f"{count} questions x {trials} trials, before and after")]
 
 

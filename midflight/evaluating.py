@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from midflight.config import HeldOutTasks, Recipe, TaskSource
+from midflight.errors import UserError
 from midflight.evaluation.report import comparison_table
 from midflight.evaluation.runner import evaluate
 from midflight.evaluation.statistics import summarise
@@ -19,6 +20,8 @@ def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str,
     """Ask every question; returns the table as text and all figures as plain data."""
     from midflight.building import build_agent  # torch: the questions can be listed without it
 
+    if recipe.eval_tasks is None:
+        raise UserError("eval_tasks = null: there is no question to ask; set eval_tasks.family and eval_tasks.count")
     tasks = listed_tasks(recipe.eval_tasks)
     progress.note(f"loading {model}")
     built = build_agent(recipe, model, progress=progress)
@@ -41,8 +44,10 @@ def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str,
     return comparison_table({model: result}), result.to_json()
 
 
-def listed_tasks(source: HeldOutTasks) -> list[Task]:
+def listed_tasks(source: HeldOutTasks | None) -> list[Task]:
     """The held-out questions, in order."""
+    if source is None:
+        return []
     if not is_task_file(source.family):
         assert source.count is not None, "recipe_rules.check lets no endless source through"
         return atlas_tasks(source.split, source.count, source.seed, source.kinds)

@@ -30,13 +30,14 @@ FAMILIES = {"atlas": tuple(KINDS)}
 """Kinds of each built-in task family."""
 
 
-def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = False) -> None:
+def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = False, training: bool = True) -> None:
     """Refuse a recipe whose keys do not go together.
 
     Args:
         recipe: a recipe whose single values are valid.
         own_tools: names of tools that the caller passes as objects.
         own_tasks: the caller passes its tasks as objects, or draws none: the task sections are not looked at.
+        training: the caller trains; otherwise what only training uses is not looked at.
 
     Raises:
         RecipeError: the first broken rule.
@@ -46,9 +47,10 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     _check_tools(recipe, own_tools)
     _check_modules(recipe)
     _check_budget(recipe)
-    _check_training(recipe)
+    if training:
+        _check_training(recipe)
     if not own_tasks:
-        _check_tasks(recipe)
+        _check_tasks(recipe, training)
     _check_evaluation(recipe)
 
 
@@ -249,19 +251,20 @@ def _check_objective(training: TrainingConfig) -> None:
         )
 
 
-def _check_tasks(recipe: Recipe) -> None:
-    sources = (("train_tasks", recipe.train_tasks), ("eval_tasks", recipe.eval_tasks))
-    kinds = {name: _check_source(name, source) for name, source in sources}
+def _check_tasks(recipe: Recipe, training: bool) -> None:
     train, held_out = recipe.train_tasks, recipe.eval_tasks
-    if train.family == held_out.family and train.split == held_out.split and not is_task_file(train.family):
-        raise RecipeError(
-            f"eval_tasks.split = {held_out.split}: also the split that is trained on; set eval_tasks.split=test"
-        )
-    if held_out.count is None and not is_task_file(held_out.family):
-        raise RecipeError(f"eval_tasks.count = null: {held_out.family} draws without end; set eval_tasks.count=240")
-    if recipe.training.curriculum is None:
+    kinds = _check_source("train_tasks", train)
+    if held_out is not None:
+        _check_source("eval_tasks", held_out)
+        if train.family == held_out.family and train.split == held_out.split and not is_task_file(train.family):
+            raise RecipeError(
+                f"eval_tasks.split = {held_out.split}: also the split that is trained on; set eval_tasks.split=test"
+            )
+        if held_out.count is None and not is_task_file(held_out.family):
+            raise RecipeError(f"eval_tasks.count = null: {held_out.family} draws without end; set eval_tasks.count=240")
+    if recipe.training.curriculum is None or not training:
         return
-    chosen = train.kinds if train.kinds is not None else kinds["train_tasks"]
+    chosen = train.kinds if train.kinds is not None else kinds
     if len(set(chosen)) < 2:
         where = "train_tasks.kinds" if train.kinds is not None else f'the "kind" of the lines of {train.family}'
         raise RecipeError(

@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from midflight.config import Recipe, RecipeError
+from midflight.own import check_kept_tools
 from midflight.recipe_rules import check, is_task_file
 from midflight.store.folder import RunFolder
 from midflight.store.seals import newest_whole
@@ -30,8 +31,8 @@ PATH_KEYS = (("agent", "planner", "examples"), ("train_tasks", "family"), ("eval
 """Keys whose value may be a path."""
 
 
-def load(path: str, overrides: Sequence[str] = (), *, tasks: bool = True) -> Recipe:
-    """See `midflight.config.load_recipe`. Without `tasks` the task sections go unchecked: nothing draws any."""
+def load(path: str, overrides: Sequence[str] = (), *, tasks: bool = True, training: bool = True) -> Recipe:
+    """See `midflight.config.load_recipe`. Without `tasks` or `training` what only they use goes unchecked."""
     file = find(path)
     data = read_yaml(file)
     anchor_paths(data, file.resolve().parent)
@@ -40,7 +41,8 @@ def load(path: str, overrides: Sequence[str] = (), *, tasks: bool = True) -> Rec
         anchor_paths(changed, Path.cwd())
         data = changed
     recipe = validate(data)
-    check(recipe, own_tasks=not tasks)
+    check_kept_tools(RunFolder(file.parent), recipe)
+    check(recipe, own_tasks=not tasks, training=training)
     return pin_model(recipe)
 
 

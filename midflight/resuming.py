@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 
 from midflight.config import Recipe, resolved
 from midflight.errors import UserError
+from midflight.own import check_kept_tools, kept_tools
 from midflight.recipes import PATH_KEYS, anchor_paths, path_at, read_yaml, show, validate
 from midflight.store.folder import RunFolder
 
@@ -24,8 +26,23 @@ def made_by(run: Path) -> str:
     return "sft" if RunFolder(run).demonstrations.is_file() else "train"
 
 
-def check_run_folder(path: Path, recipe: Recipe, *, resume: bool, command: str = "train") -> None:
-    """Refuse a folder in which `command` can neither start nor go on with `recipe`.
+def going_on(run: Path) -> str:
+    """What a person runs to let a run go on."""
+    if kept_tools(RunFolder(run)):
+        return "your program, train_on(..., resume=True)"
+    return f"midflight {made_by(run)} {run} --resume"
+
+
+def evaluates(run: Path) -> bool:
+    """Whether a run's recipe has held-out questions."""
+    file = RunFolder(run).recipe
+    return not file.is_file() or read_yaml(file).get("eval_tasks", {}) is not None
+
+
+def check_run_folder(
+    path: Path, recipe: Recipe, *, resume: bool, command: str = "train", own_tools: Collection[str] = ()
+) -> None:
+    """Refuse a folder in which `command` can neither start nor go on with `recipe` and a program's `own_tools`.
 
     Raises:
         UserError: one line with what to do.
@@ -34,14 +51,15 @@ def check_run_folder(path: Path, recipe: Recipe, *, resume: bool, command: str =
     if not resume:
         if path.is_dir() and any(path.iterdir()):
             raise UserError(
-                f"--run-dir {path}: exists and is not empty; add --resume to go on, or name another --run-dir"
+                f"--run-dir {path}: exists and is not empty; add --resume (in Python resume=True) to go on, or name "
+                "another folder"
             )
         return
     if not path.is_dir():
         runs = sorted(str(file.parent) for file in Path("runs").glob("*/recipe.yaml"))
         raise UserError(
-            f"--resume: {path} does not exist; leave out --resume to start it, or name a run with --run-dir "
-            f"(runs here: {', '.join(runs) or 'none'})"
+            f"--resume: {path} does not exist; leave out --resume (in Python resume=True) to start it, or name a run "
+            f"with --run-dir (runs here: {', '.join(runs) or 'none'})"
         )
     file = RunFolder(path).recipe
     if not file.is_file():
@@ -51,12 +69,13 @@ def check_run_folder(path: Path, recipe: Recipe, *, resume: bool, command: str =
         raise UserError(
             f"--resume: the run in {path} was made by midflight {maker}; go on with midflight {maker} {path} --resume"
         )
+    check_kept_tools(RunFolder(path), recipe, own_tools)
     change = first_change(read_recipe(file), recipe)
     if change is not None:
         key, was, now = change
         raise UserError(
             f"{key} = {show(now)}: the run in {path} has {show(was)}; a run keeps its recipe: go on with "
-            f"midflight {command} {path} --resume, or start another with --run-dir"
+            f"{going_on(path)}, or start another with --run-dir"
         )
 
 

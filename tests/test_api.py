@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from midflight.api import train_on
+from midflight import solve, train_on
 from midflight.config import RecipeError
 from midflight.errors import UserError
 from midflight.tasks import Task
@@ -58,3 +58,48 @@ def test_what_is_wrong_is_said_before_training(calls: list[dict[str, Any]]) -> N
     with pytest.raises(RecipeError, match=r"model.name = smollm: unknown model"):
         train_on(TASKS, [double], run_dir="runs/d", model="smollm")
     assert not calls
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Task("a", "How many?", 1), "key 'answer': Input should be a valid string, not 1"),  # type: ignore[arg-type]
+        (Task(7, "How many?", "1"), "key 'id': Input should be a valid string, not 7"),  # type: ignore[arg-type]
+        (Task("a", " ", "1"), "key 'question' is blank"),
+        (Task("a", "How many?", "\n"), "key 'answer' is blank"),
+        (Task("a", "How many?", "1", "near"), "unknown checker 'near'; valid: exact, numeric"),
+        (Task("a", "How many?", "1", "exact", {"alias": []}), "checker 'exact' has no option 'alias'; valid: aliases"),
+        (Task("a", "How many?", "one", "numeric"), "checker 'numeric': the expected answer 'one' is not a number"),
+        (Task("0", "How many?", "1"), "id '0' was used by tasks[0]"),
+        ({"id": "a"}, "not a Task but dict"),
+    ],
+)
+def test_an_own_task_that_is_wrong_is_named_before_anything_is_loaded(
+    task: Task, said: str, calls: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        train_on([*TASKS, task], [double], run_dir=tmp_path / "d")
+    assert str(caught.value) == f"tasks[4]: {said}"
+    with pytest.raises(UserError, match=r"^eval_tasks\[4\]: "):
+        train_on(TASKS, [double], eval_tasks=[*TASKS, task], run_dir=tmp_path / "d")
+    assert not calls and not (tmp_path / "d").exists()
+
+
+def test_what_is_no_tool_is_named(calls: list[dict[str, Any]]) -> None:
+    def plain(number: str) -> int:
+        return 2 * int(number)
+
+    for take in (lambda tools: train_on(TASKS, tools, run_dir="d"), lambda tools: solve("Why?", "d", tools=tools)):
+        with pytest.raises(UserError) as caught:
+            take([double, plain])
+        assert str(caught.value) == "tools[1]: a function without @tool; decorate it"
+        with pytest.raises(UserError, match=r"^tools\[0\]: not a tool but str; see midflight.tools.tool$"):
+            take(["double"])
+    assert not calls
+
+
+def test_solve_refuses_what_it_cannot_ask() -> None:
+    with pytest.raises(UserError, match="question is empty"):
+        solve(" ", "smollm2-135m")
+    with pytest.raises(RecipeError, match="model = runs/none: no such folder"):
+        solve("Why?", "runs/none")

@@ -94,8 +94,8 @@ def line(capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             ["train", "quickstart", "--resume"],
-            "--resume: runs/quickstart-seed0 does not exist; leave out --resume to start it, or name a run with "
-            "--run-dir (runs here: none)",
+            "--resume: runs/quickstart-seed0 does not exist; leave out --resume (in Python resume=True) to start it, "
+            "or name a run with --run-dir (runs here: none)",
         ),
         (
             ["train", "quickstart", "model.context_length=300", "agent.memory_tokens=300"],
@@ -108,6 +108,12 @@ def line(capsys: pytest.CaptureFixture[str]) -> str:
         (["train", "quickstart", "--dry-run", "seed"], "override seed: no '='; write key=value, such as"),
         (["train", "quickstrat"], "recipe quickstrat: no such file or recipe; did you mean quickstart?"),
         (["solve", " "], "QUESTION is empty; write what to ask, in quotes"),
+        (["solve", "Why?", "training.steps=10"], "training.steps = 10: does nothing in midflight solve; leave it out"),
+        (["solve", "Why?", "sft.epochs=1"], "sft.epochs = 1: does nothing in midflight solve; leave it out"),
+        (
+            ["eval", "quickstart", "--model", "smollm2-135m", "agent.max_turns=2", "training.curriculum=null"],
+            "training.curriculum = null: does nothing in midflight eval; leave it out",
+        ),
         (["report", "runs/none"], "run runs/none: no such folder; runs are made by midflight train"),
         (["sft", "quickstart"], "--from: missing; name a run whose trajectories to learn from"),
         (
@@ -164,8 +170,8 @@ def test_a_run_that_exists_is_not_overwritten(folder: Path, capsys: pytest.Captu
     (folder / "runs/quickstart-seed0/recipe.yaml").write_text("name: x\n")
     assert run(["train", "quickstart"]) == 2
     assert line(capsys) == (
-        "midflight: --run-dir runs/quickstart-seed0: exists and is not empty; add --resume to go on, "
-        "or name another --run-dir"
+        "midflight: --run-dir runs/quickstart-seed0: exists and is not empty; add --resume (in Python resume=True) "
+        "to go on, or name another folder"
     )
     assert run(["report", "runs/quickstart-seed0"]) == 2
     assert "no report yet; finish it with: midflight train runs/quickstart-seed0 --resume" in line(capsys)
@@ -360,6 +366,40 @@ def test_light_commands_do_not_import_torch(arguments: list[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(midflight.__file__).parent.parent)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == (2 if arguments == ["train", "x"] else 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [("solve", "agent.max_turns=6"), ("eval", "agent.max_turns=6"), ("train", "training.steps=10")],
+)
+def test_help_shows_a_change_that_does_something(
+    command: str, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "--help"]) == 0
+    assert f"Changes to the recipe, such as {example}." in " ".join(capsys.readouterr().out.split())
+
+
+def test_asking_needs_no_setting_of_training(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    stub("midflight.evaluating", evaluate_model=lambda recipe, model, progress: (recipe.model.dtype, {}))
+    stub("midflight.progress", Progress=object)
+    half = ["quickstart", "model.dtype=bfloat16"]  # which training refuses without another training.max_drift
+    assert run(["eval", *half, "--model", "smollm2-135m", "train_tasks.kinds=[capital]"]) == 0
+    assert capsys.readouterr().out == "bfloat16\n"
+    assert run(["train", *half, "--dry-run"]) == 2
+    assert "training.max_drift = 0.0001: " in line(capsys)
+
+
+def test_a_run_without_held_out_questions_has_no_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "r").mkdir()
+    (folder / "r/recipe.yaml").write_text(yaml.safe_dump(resolved(load_recipe("quickstart", ["eval_tasks=null"]))))
+    assert run(["report", "r"]) == 0
+    assert capsys.readouterr().out == "r has no held-out questions, so no report; its steps are in r/metrics.jsonl\n"
+    assert run(["eval", "r", "--model", "smollm2-135m"]) == 2
+    assert line(capsys) == (
+        "midflight: eval_tasks = null: there is no question to ask; set eval_tasks.family and eval_tasks.count"
+    )
+    assert run(["train", "r", "--dry-run"]) == 0
+    assert "evaluation trajectories" not in capsys.readouterr().out
 
 
 def test_doctor_prints_one_line_a_check(capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,9 @@ def test_sft_on_a_run_evaluates_reports_and_warm_starts_the_next(
     assert "plots: runs/quickstart-sft-seed0/plots (loss.png, accuracy.png)" in printed.out
     assert "step 1/2  loss " in printed.err and "demonstrations: 8 of 8 trajectories kept" in printed.err
     assert run(["sft", "runs/quickstart-sft-seed0", "--resume"]) == 0
+    assert capsys.readouterr() == (printed.out, "runs/quickstart-sft-seed0 is finished: nothing to do\n")
+    Path("runs/quickstart-sft-seed0/report.json").unlink()
+    assert run(["sft", "runs/quickstart-sft-seed0", "--resume"]) == 0
     assert "resuming runs/quickstart-sft-seed0 after step 2" in capsys.readouterr().err
     assert run(["eval", "quickstart", "eval_tasks.count=12", "--model", "runs/quickstart-sft-seed0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["n"] == 12

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from textwrap import indent
 
 from midflight.agent.types import StopReason, Trajectory
@@ -28,6 +29,34 @@ class Example:
     note: str
     before: Scored | None = None
     after: Scored | None = None
+
+
+@dataclass(frozen=True)
+class Closing:
+    """What the last lines of a report are made of; `report.json` keeps it, since a run can be moved."""
+
+    folder: str
+    """Where the run was when its report was written."""
+    steps: int
+    seconds: float
+    earlier_seconds: float
+    """Of `seconds`, those of the steps that sessions before the last made."""
+    plots: list[str]
+    question: str
+    own_tools: list[str]
+
+    def lines(self, folder: RunFolder) -> list[str]:
+        """The lines, with `folder` as the run's place."""
+        earlier = f", {self.earlier_seconds:.0f} s of it in steps of earlier sessions" if self.earlier_seconds else ""
+        ask = f'midflight solve "{self.question}" --model {folder.path}'
+        if self.own_tools:
+            ask = f"midflight.solve({self.question!r}, {str(folder.path)!r}, tools=[{', '.join(self.own_tools)}])"
+        return [
+            f"took {self.seconds:.0f} s{earlier}",
+            f"run folder: {folder.path}",
+            f"plots: {folder.plots} ({', '.join(self.plots)})",
+            f"try next: {ask}",
+        ]
 
 
 def pick_example(before: Sequence[Scored], after: Sequence[Scored]) -> Example:
@@ -145,11 +174,33 @@ def render_report(
     return "\n\n".join(sections) + "\n"
 
 
-def write_report(folder: RunFolder, before: EvaluationResult, after: EvaluationResult, text: str) -> None:
-    """Write `report.txt` (the rendered text) and `report.json` (both results) into the run folder."""
+def write_report(
+    folder: RunFolder, before: EvaluationResult, after: EvaluationResult, text: str, closing: Closing | None = None
+) -> None:
+    """Write `report.txt` (the rendered text) and `report.json` (results and closing) into the run folder."""
     folder.report_text.write_text(text, encoding="utf-8", errors="backslashreplace")
     record = {"before": before.to_json(), "after": after.to_json()}
+    if closing is not None:
+        record["closing"] = asdict(closing)
     folder.report_json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def read_closing(folder: RunFolder) -> Closing | None:
+    """The closing in `report.json`; None where a run has no report, or one of an earlier version."""
+    if not folder.report_json.is_file():
+        return None
+    closing = json.loads(folder.report_json.read_text(encoding="utf-8")).get("closing")
+    return None if closing is None else Closing(**closing)
+
+
+def read_report(folder: RunFolder) -> str:
+    """The text of `report.txt`, its last lines with the place where the run is now."""
+    text = folder.report_text.read_text(encoding="utf-8")
+    closing = read_closing(folder)
+    if closing is None:
+        return text
+    then, now = ("\n".join(closing.lines(place)) + "\n" for place in (RunFolder(Path(closing.folder)), folder))
+    return text.removesuffix(then) + now if text.endswith(then) else text
 
 
 def _kinds(before: EvaluationResult, after: EvaluationResult) -> str:

@@ -34,6 +34,21 @@ class RunFolder:
         return self.inputs / "demonstrations.json"
 
     @property
+    def own_tools(self) -> Path:
+        """Names of the tools that the run's program gave as objects; a run of built-in tools has no such file."""
+        return self.inputs / "own-tools.json"
+
+    @property
+    def own_tasks(self) -> Path:
+        """The training questions that the run's program gave as objects."""
+        return self.inputs / "train.jsonl"
+
+    @property
+    def own_eval_tasks(self) -> Path:
+        """Likewise the held-out ones."""
+        return self.inputs / "eval.jsonl"
+
+    @property
     def metrics(self) -> Path:
         """One JSON line a training step."""
         return self.path / "metrics.jsonl"

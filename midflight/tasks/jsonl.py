@@ -6,6 +6,7 @@ Invariant: a file loads whole or fails with one error that names the file and th
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ class TaskFileError(UserError):
 class _Row(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    id: str = Field(min_length=1)
-    question: str = Field(min_length=1)
-    answer: str = Field(min_length=1)
+    id: str
+    question: str
+    answer: str
     checker: str
     checker_options: dict[str, Any] = {}
     kind: str = "task"
@@ -67,6 +68,34 @@ def load_tasks(path: str | Path) -> list[Task]:
     return tasks
 
 
+def check_tasks(tasks: Sequence[Task], name: str) -> None:
+    """Refuse what `load_tasks` would refuse in a file.
+
+    Raises:
+        UserError: one line with `name`, the index and the field.
+    """
+    indices: dict[str, int] = {}
+    for index, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise UserError(f"{name}[{index}]: not a Task but {type(task).__name__}")
+        try:
+            _checked(_row(task))
+        except ValueError as error:
+            raise UserError(f"{name}[{index}]: {error}") from None
+        if task.id in indices:
+            raise UserError(f"{name}[{index}]: id {task.id!r} was used by {name}[{indices[task.id]}]")
+        indices[task.id] = index
+
+
+def to_jsonl(tasks: Sequence[Task]) -> str:
+    """The text of a file from which `load_tasks` gives these tasks, which `check_tasks` lets pass."""
+    return "".join(json.dumps(_row(task), default=list) + "\n" for task in tasks)
+
+
+def _row(task: Task) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in _Row.model_fields}
+
+
 def _parse(line: str) -> Task:
     """One line as a task. Raises ValueError with the reason."""
     try:
@@ -75,12 +104,18 @@ def _parse(line: str) -> Task:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
+    return _checked(row)
+
+
+def _checked(row: dict[str, Any]) -> Task:
+    """A row as a task. Raises ValueError with the reason."""
     try:
         parsed = _Row.model_validate(row)
     except ValidationError as error:
         raise ValueError(_reason(error)) from None
-    if not parsed.question.strip():
-        raise ValueError("key 'question' is blank")
+    for key in ("id", "question", "answer"):
+        if not getattr(parsed, key).strip():
+            raise ValueError(f"key {key!r} is blank")
     fault = checker_fault(parsed.checker, parsed.checker_options)
     if fault is not None:
         raise ValueError(fault)

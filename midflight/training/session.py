@@ -29,12 +29,14 @@ from midflight.config import Recipe, TrainingConfig, resolved
 from midflight.engines.local import LoadedModel
 from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
-from midflight.evaluation.report import pick_example, render_report
+from midflight.evaluation.report import Closing, pick_example, read_closing, render_report
+from midflight.own import keep_tools, own_tools
 from midflight.progress import Progress
 from midflight.resuming import save_recipe
 from midflight.rewards import score
 from midflight.seeds import derive
-from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
+from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store, read_metrics
+from midflight.store.seals import newest_whole, read_state
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
 from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
@@ -44,7 +46,10 @@ from midflight.training.step import DriftError, GradientError, OutOfMemory, Upda
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a run gave. `before` and `after` are None without held-out questions."""
+    """What a run gave. `before` and `after` are None without held-out questions.
+
+    `seconds` are those of this session and of the steps that earlier ones made.
+    """
 
     folder: RunFolder
     steps: int
@@ -57,6 +62,17 @@ class Stream(Protocol):
     """What the steps draw from. `success` is its state, kept in checkpoints; their quality is its mean."""
 
     success: dict[str, float]
+
+
+def finished(folder: RunFolder, progress: Progress) -> TrainReport | None:
+    """What a run gave that has its last step's checkpoint and its report; None for any other run."""
+    closing = read_closing(folder)
+    newest = None if closing is None else newest_whole(folder.checkpoints, lambda _: None)
+    if closing is None or newest is None or read_state(newest)["step"] != closing.steps:
+        return None
+    progress.note(f"{folder.path} is finished: nothing to do")
+    before, after = EvaluationResult.load(folder.eval_before), EvaluationResult.load(folder.eval_after)
+    return TrainReport(folder, closing.steps, before, after, closing.seconds)
 
 
 def conduct(session: Session, *, resume: bool, evaluate_ends: bool) -> TrainReport:
@@ -97,6 +113,7 @@ class Session(ABC):
         self.folder = RunFolder(run_dir)
         self.eval_tasks = eval_tasks
         toolset = toolset_of(recipe, tools)
+        self.own_tools = own_tools(recipe, tools)
         progress.note(f"loading {recipe.model.name}")
         lora = recipe.model.lora
         others = recipe.agent.has_frozen_models
@@ -159,6 +176,7 @@ class Session(ABC):
         started = time.monotonic()
         done = self._resume() if resume else 0
         self.folder.create()
+        keep_tools(self.folder, self.own_tools)
         save_recipe(self.recipe, self.folder)
         ask = evaluate_ends and bool(self.eval_tasks)
         with Store(self.folder.store) as store, MetricsWriter(self.folder.metrics) as metrics:
@@ -168,6 +186,7 @@ class Session(ABC):
             )
             store.drop_steps_from(run_id, done + 1)
             metrics.truncate_from(done + 1)
+            earlier = sum(record["seconds"] for record in read_metrics(self.folder.metrics))
             self.policy.sync(self.engine, done, bound=self.settings.max_drift)
             before = None
             if ask and self.folder.eval_before.is_file():
@@ -188,9 +207,10 @@ class Session(ABC):
                     self._save(step)  # so that no step a checkpoint has done is missing from either
             after = self._evaluate(store, run_id, "after") if ask else None
             plots = write_plots(self.folder.path)
+            seconds = earlier + time.monotonic() - started
             if before is not None and after is not None:
-                self._report(store, run_id, before, after, plots, time.monotonic() - started)
-        return TrainReport(self.folder, self.settings.steps, before, after, time.monotonic() - started)
+                self._report(store, run_id, before, after, plots, seconds, earlier)
+        return TrainReport(self.folder, self.settings.steps, before, after, seconds)
 
     @abstractmethod
     def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
@@ -231,25 +251,30 @@ class Session(ABC):
         after: EvaluationResult,
         plots: Sequence[Path],
         seconds: float,
+        of_earlier: float,
     ) -> None:
         earlier, later = (
             [Scored(item.task, item.trajectory, item.reward or 0.0) for item in store.trajectories(run_id, phase)]
             for phase in ("before", "after")
         )
         question = next((item.task.question for item in later if item.task.level >= 3), later[0].task.question)
+        closing = Closing(
+            str(self.folder.path),
+            self.settings.steps,
+            seconds,
+            of_earlier,
+            [plot.name for plot in plots],
+            question,
+            self.own_tools,
+        )
         text = render_report(
             before,
             after,
             title=f"{self.recipe.name}, seed {self.recipe.seed}: held-out questions before and after training",
             example=pick_example(earlier, later),
-            closing=[
-                f"took {seconds:.0f} s",
-                f"run folder: {self.folder.path}",
-                f"plots: {self.folder.plots} ({', '.join(plot.name for plot in plots)})",
-                f'try next: midflight solve "{question}" --model {self.folder.path}',
-            ],
+            closing=closing.lines(self.folder),
         )
-        write_report(self.folder, before, after, text)
+        write_report(self.folder, before, after, text, closing)
 
     def _save(self, step: int) -> None:
         success = self.stream.success

@@ -19,6 +19,7 @@ from typing import Any
 from midflight.config import Recipe, RecipeError
 from midflight.errors import UserError
 from midflight.evaluating import listed_tasks
+from midflight.own import own_tools
 from midflight.progress import Progress
 from midflight.resuming import check_run_folder
 from midflight.seeds import derive
@@ -30,7 +31,7 @@ from midflight.training.packing import Row
 from midflight.training.replay import Demonstration, NotShowable, replay
 from midflight.training.returns import Place, weighted_rows
 from midflight.training.rollouts import Group
-from midflight.training.session import Session, TrainReport, conduct
+from midflight.training.session import Session, TrainReport, conduct, finished
 
 RECORDED = (
     "loss",
@@ -66,8 +67,11 @@ def sft(
         TrainingStopped: the gradient is not finite, memory ran out, or a sync went wrong.
         KeyboardInterrupt: interrupted; the last checkpoint is kept.
     """
-    check_run_folder(run_dir, recipe, resume=wanted is None, command="sft")
+    check_run_folder(run_dir, recipe, resume=wanted is None, command="sft", own_tools=own_tools(recipe, tools))
     progress = progress or Progress()
+    done = finished(RunFolder(run_dir), progress) if wanted is None else None
+    if done is not None:
+        return done
     held_out = listed_tasks(recipe.eval_tasks) if eval_tasks is None else list(eval_tasks)
     selection = kept(RunFolder(run_dir)) if wanted is None else select(wanted, recipe, held_out)
     if selection.left_out[HELD_OUT]:

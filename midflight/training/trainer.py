@@ -12,11 +12,12 @@ from typing import Any
 from midflight.agent.types import Trajectory
 from midflight.config import Recipe
 from midflight.evaluating import file_tasks, listed_tasks
+from midflight.own import keep_tasks, own_tools, with_own_tasks
 from midflight.progress import Bar, Progress
 from midflight.resuming import check_run_folder
 from midflight.rewards import score
 from midflight.seeds import derive
-from midflight.store import NewTrajectory, Store
+from midflight.store import NewTrajectory, RunFolder, Store
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
 from midflight.training.advantages import Placed
@@ -24,7 +25,7 @@ from midflight.training.data import ListSource, Source, TaskStream, atlas_source
 from midflight.training.measures import step_record
 from midflight.training.returns import advantages, carries_signal, rows_of, weighted_rows
 from midflight.training.rollouts import Group, collect
-from midflight.training.session import Session, TrainReport, conduct, new_trajectory
+from midflight.training.session import Session, TrainReport, conduct, finished, new_trajectory
 from midflight.training.step import UpdateMetrics
 
 
@@ -48,7 +49,7 @@ def train(
         progress: where to show it; standard error by default.
         evaluate_ends: ask the held-out questions before the first step and after the last.
         tools: the caller's own tools that the recipe names.
-        tasks: the caller's own training questions, instead of `recipe.train_tasks`.
+        tasks: the caller's own training questions, instead of `recipe.train_tasks`; the run's folder keeps them.
         eval_tasks: likewise for `recipe.eval_tasks`.
 
     Raises:
@@ -57,8 +58,17 @@ def train(
             written.
         KeyboardInterrupt: interrupted; finished trajectories of the step and the last checkpoint are kept.
     """
-    check_run_folder(run_dir, recipe, resume=resume)
-    trainer = Trainer(recipe, run_dir, progress or Progress(), tools, tasks, eval_tasks)
+    progress, folder = progress or Progress(), RunFolder(run_dir)
+    recipe = with_own_tasks(recipe, folder, tasks, eval_tasks)
+    check_run_folder(run_dir, recipe, resume=resume, own_tools=own_tools(recipe, tools))
+    if resume:
+        keep_tasks(folder, tasks, eval_tasks, resume=True)
+        done = finished(folder, progress)
+        if done is not None:
+            return done
+    trainer = Trainer(recipe, run_dir, progress, tools, tasks, eval_tasks)
+    if not resume:
+        keep_tasks(folder, tasks, eval_tasks, resume=False)
     return conduct(trainer, resume=resume, evaluate_ends=evaluate_ends)
 
 

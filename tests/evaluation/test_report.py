@@ -13,6 +13,7 @@ from midflight.evaluation import (
     summarise,
     write_report,
 )
+from midflight.evaluation.report import Closing, read_closing, read_report
 from midflight.store import RunFolder
 from tests.evaluation.build import scored, task, trajectory, turn
 
@@ -122,6 +123,33 @@ def test_the_report_says_what_changed_and_what_was_lost(tmp_path: Path) -> None:
     write_report(folder, before, after, text)
     assert folder.report_text.read_text() == text
     assert json.loads(folder.report_json.read_text()) == {"before": before.to_json(), "after": after.to_json()}
+
+
+def test_the_last_lines_name_the_place_where_the_run_is(tmp_path: Path) -> None:
+    result = summarise([scored(SUM, 1.0, turn(1, "finish"))])
+    made = Closing("r", 7, 12.4, 0.0, ["reward.png", "turns.png"], "Is r here?", [])
+    folder = RunFolder(tmp_path / "moved").create()
+    text = render_report(result, result, closing=made.lines(RunFolder(Path("r"))))
+    write_report(folder, result, result, text, made)
+    assert folder.report_text.read_text() == text
+    assert read_closing(folder) == made
+    head, _, _ = text.rpartition("\n\n")
+    assert read_report(folder) == (
+        f"{head}\n\n"
+        "took 12 s\n"
+        f"run folder: {folder.path}\n"
+        f"plots: {folder.plots} (reward.png, turns.png)\n"
+        f'try next: midflight solve "Is r here?" --model {folder.path}\n'
+    )
+    write_report(folder, result, result, text)
+    assert read_closing(folder) is None and read_report(folder) == text
+
+
+def test_the_last_lines_of_a_program_with_tools_of_its_own_in_two_sessions() -> None:
+    made = Closing("r", 7, 12.4, 3.6, [], 'A "nut"?', ["stock", "price"])
+    lines = made.lines(RunFolder(Path("r")))
+    assert lines[0] == "took 12 s, 4 s of it in steps of earlier sessions"
+    assert lines[-1] == "try next: midflight.solve('A \"nut\"?', 'r', tools=[stock, price])"
 
 
 def test_the_comparison_has_one_row_a_result() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from midflight.tasks import Task, TaskFileError, atlas_tasks, load_tasks
+from midflight.tasks.jsonl import to_jsonl
 
 GOOD = {"id": "1", "question": "Capital of Peru?", "answer": "Lima", "checker": "exact"}
 
@@ -33,6 +34,18 @@ def test_load(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    tasks = [
+        Task("1", "Capital\nof Per\u00fa?\u2028", "Lima", "exact", {"aliases": ["Ciudad de los Reyes"]}, "capital", 2),
+        Task("2", "1 + 1?", "2", "numeric", {"relative_tolerance": 0.1}),
+    ]
+    file = tmp_path / "q.jsonl"
+    file.write_text(to_jsonl(tasks))
+    assert load_tasks(file) == tasks
+    file.write_text(to_jsonl([Task("1", "Capital of Peru?", "Lima", checker_options={"aliases": ("a", "b")})]))
+    assert load_tasks(file)[0].checker_options == {"aliases": ["a", "b"]}
+
+
 def test_atlas_survives_a_round_trip(tmp_path: Path) -> None:
     tasks = atlas_tasks("test", 240, seed=3)
     assert load_tasks(write(tmp_path, *(vars(task) for task in tasks))) == tasks
@@ -49,7 +62,9 @@ def test_atlas_survives_a_round_trip(tmp_path: Path) -> None:
         (GOOD | {"checker": "fuzzy"}, "unknown checker 'fuzzy'; valid: exact, numeric"),
         (GOOD | {"checker_options": {"alias": []}}, "no option 'alias'"),
         (GOOD | {"answer": 5}, "key 'answer'"),
-        (GOOD | {"answer": ""}, "key 'answer'"),
+        (GOOD | {"answer": ""}, "key 'answer' is blank"),
+        (GOOD | {"answer": " "}, "key 'answer' is blank"),
+        (GOOD | {"id": " "}, "key 'id' is blank"),
         (GOOD | {"level": 0}, "key 'level'"),
         (GOOD | {"checker": "numeric"}, "'Lima' is not a number"),
         (GOOD | {"checker_options": {"aliases": 5}}, "checker 'exact'"),

@@ -166,6 +166,7 @@ def test_held_out_questions_before_and_after_and_what_is_not_whole_is_said(model
     assert phases(folder.path) == [("before", None, 1), ("train", 1, 32), ("after", None, 1)]
     assert "held-out questions before and after training" in folder.report_text.read_text()
     (folder.checkpoints / "step-00009").mkdir()
+    folder.report_json.unlink()  # as if it had been stopped before its report
     from midflight.training.trainer import train
 
     stream = io.StringIO()
