@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from midflight.config import Recipe
+from midflight.recipes import _paths
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,12 +61,38 @@ def test_every_direct_dependency_is_pinned_and_has_its_licence_recorded() -> Non
     assert direct <= names(re.findall(r"^\| ([\w.-]+) \|", table, re.MULTILINE))
 
 
+def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
+    script = str(ROOT / "scripts" / "recipe_reference.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    page = (ROOT / "docs" / "recipe.md").read_text()
+    assert page == printed, "run: python scripts/recipe_reference.py > docs/recipe.md"
+    keys = re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)
+    paths = _paths(Recipe, "")
+    assert sorted(keys) == sorted(path for path in paths if not any(other.startswith(f"{path}.") for other in paths))
+    for row in (
+        "| `seed` | integer | `0` | ",
+        "| `agent.tools` | list of text, 1 or more | required | ",
+        "| `training.betas` | list of 2 numbers | `[0.9, 0.95]` | ",
+        "| `training.dual_clip` | number, > 1, or null | `null` | ",
+        "| `training.kl_beta` | number, >= 0 | `0.001` | Weight of KL(policy \\|\\| reference). |\n",
+        "| `eval_tasks.split` | `train`, `validation`, `test` | `test` | Of a built-in family",
+        "| `eval_tasks.count` | integer, >= 1, or null | `240` | ",
+        "| `model.chat_template` | true or false | `true` | ",
+    ):
+        assert f"\n{row}" in page
+
+
 @pytest.mark.parametrize(
     "document",
     [
         "README.md",
         "docs/architecture.md",
         "docs/credit.md",
+        "docs/recipe.md",
+        "docs/tasks.md",
         "docs/objectives.md",
         "docs/training.md",
         "docs/results.md",
