@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from midflight.agent.examples import worked_examples
+from midflight.agent.memory import render_turn
+from midflight.agent.types import Action, ToolResult
 from midflight.config import Recipe
 from midflight.recipes import _paths
+from midflight.tasks import load_tasks
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -83,6 +87,33 @@ def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
         "| `model.chat_template` | true or false | `true` | ",
     ):
         assert f"\n{row}" in page
+
+
+def test_the_samples_of_the_page_on_tasks_are_valid(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tasks.md").read_text()
+    (lines,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "q.jsonl").write_text(lines)
+    assert [(task.kind, task.level) for task in load_tasks(tmp_path / "q.jsonl")] == [
+        ("capital", 1),
+        ("author", 1),
+        ("sum", 3),
+    ]
+    compact, full = (text for _, text in re.findall(r"^(```+)text\n(.*?)^\1$", page, re.DOTALL | re.MULTILINE))
+    chile = worked_examples(compact).blocks[0]
+    assert worked_examples(compact).questions[1] == "How many people live in Yemen and Nicaragua together?"
+    sub_goal = "find how many people live in Chile"
+    for style, shown in (("compact", chile), ("full", full)):
+        turn = render_turn(
+            1,
+            Action(sub_goal, "population", "Chile"),
+            None,
+            ToolResult("18729160"),
+            None,
+            style=style,  # type: ignore[arg-type]
+            result_tokens=99,
+            count_tokens=len,
+        )
+        assert shown.startswith(f"Question: How many people live in Chile?\n{turn}Turn 2")
 
 
 @pytest.mark.parametrize(
