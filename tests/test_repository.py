@@ -16,7 +16,9 @@ from midflight.agent.memory import render_turn
 from midflight.agent.types import Action, ToolResult
 from midflight.config import Recipe
 from midflight.recipes import _paths
-from midflight.tasks import load_tasks
+from midflight.tasks import AtlasSampler, load_tasks
+from midflight.tasks.atlas import KINDS
+from midflight.tools.world import countries
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -87,6 +89,18 @@ def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
         "| `model.chat_template` | true or false | `true` | ",
     ):
         assert f"\n{row}" in page
+
+
+def test_the_readme_has_a_question_of_every_kind_as_training_asks_it() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d) \| (.+\?) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert {kind: int(level) for kind, level, _ in rows} == KINDS and len(rows) == len(KINDS)
+    sampler = AtlasSampler("train")
+    sampler._countries = sampler._with_capital = tuple(countries()[iso] for iso in ("PE", "CL"))
+    for kind, _, question in rows:
+        asked = {sampler.draw(kind).question for _ in range(100)}
+        if kind == "arithmetic":
+            question, asked = re.sub(r"\d+", "0", question), {re.sub(r"\d+", "0", one) for one in asked}
+        assert question in asked
 
 
 def test_the_samples_of_the_page_on_tasks_are_valid(tmp_path: Path) -> None:
