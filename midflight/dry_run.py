@@ -1,6 +1,6 @@
 """What a recipe will do, before it does it: its resolved keys, the batch arithmetic and the memory it takes.
 
-Invariant: nothing is loaded and nothing is written; torch is not imported.
+Invariant: nothing is loaded and nothing is written; torch is imported only to ask for a device that the recipe names.
 Counts are exact upper bounds, bytes are estimates.
 """
 
@@ -15,12 +15,13 @@ from pathlib import Path
 import yaml
 
 from midflight.config import Recipe, resolved
-from midflight.recipe_rules import EMBEDDED_MODEL
+from midflight.recipe_rules import EMBEDDED_MODEL, is_task_file
 from midflight.resuming import read_recipe
 from midflight.training.packing import SCORED_AT_ONCE
 
 BYTES = {"float32": 4, "bfloat16": 2}
 CACHE = "key-value cache, about"
+SAMPLED = "sampling, logits"
 
 
 @dataclass(frozen=True)
@@ -157,10 +158,23 @@ def supervised_arithmetic(recipe: Recipe, demonstrations: int) -> list[tuple[str
 
 
 def _evaluations(recipe: Recipe) -> list[tuple[str, int, str]]:
-    if recipe.eval_tasks is None or recipe.eval_tasks.count is None:
+    if recipe.eval_tasks is None:
         return []
-    count, trials = recipe.eval_tasks.count, recipe.evaluation.trials
+    count, trials = _questions(recipe), recipe.evaluation.trials
     return [("evaluation trajectories", 2 * count * trials, f"{count} questions x {trials} trials, before and after")]
+
+
+def _questions(recipe: Recipe) -> int:
+    """How many held-out questions there are; a task file is read to count them."""
+    held_out = recipe.eval_tasks
+    if held_out is None:
+        return 0
+    if not is_task_file(held_out.family):
+        assert held_out.count is not None, "recipe_rules.check lets no endless source through"
+        return held_out.count
+    from midflight.evaluating import listed_tasks
+
+    return len(listed_tasks(held_out))
 
 
 def memory(recipe: Recipe, shape: ModelShape, rollouts: int | None = None) -> list[tuple[str, int, str]]:
@@ -173,7 +187,8 @@ def memory(recipe: Recipe, shape: ModelShape, rollouts: int | None = None) -> li
     shared = recipe.model.context_length - own
     if rollouts is None:
         rollouts = recipe.training.most_queries * recipe.training.group_size
-    rows = min(recipe.model.max_batch, max(rollouts, recipe.evaluation.concurrency))
+    asked = min(recipe.evaluation.concurrency, _questions(recipe) * recipe.evaluation.trials)
+    rows = min(recipe.model.max_batch, max(rollouts, asked))
     kept = recipe.model.prefix_tokens
     pack, scored = recipe.training.pack_tokens, min(recipe.training.pack_tokens, SCORED_AT_ONCE)
     per_token = shape.layers * (22 * shape.hidden + 6 * shape.feed_forward) * size
@@ -187,15 +202,20 @@ def memory(recipe: Recipe, shape: ModelShape, rollouts: int | None = None) -> li
         ("sampler", shape.parameters * size, "its own copy of the weights, the adapter merged in"),
         ("gradients", trained * 4, what),
         ("optimizer", trained * 8, "two moments, float32"),
-        (CACHE, (rows * own + shared + kept) * cached, f"{rows} rows x {own} tokens + {shared} shared + {kept} kept"),
+        (
+            CACHE,
+            (2 * rows * own + shared + kept) * cached,
+            f"{rows} rows x {own} tokens, in use and as prefixes of the next turn, + {shared} shared + {kept} kept",
+        ),
+        (SAMPLED, 3 * rows * shape.vocabulary * 4, f"{rows} rows x {shape.vocabulary} x 3 copies"),
         ("update, activations", pack * per_token, f"{pack} tokens, roughly"),
         ("update, logits", 3 * scored * shape.vocabulary * 4, f"{scored} tokens x {shape.vocabulary} x 3 copies"),
     ]
 
 
 def peak(rows: list[tuple[str, int, str]]) -> int:
-    """Bytes held at once: the cache is free again when the update runs."""
-    sampling = sum(size for name, size, _ in rows if name == CACHE)
+    """Bytes held at once, at least: what sampling takes is free again when the update runs, and the other way round."""
+    sampling = sum(size for name, size, _ in rows if name in (CACHE, SAMPLED))
     update = sum(size for name, size, _ in rows if name.startswith("update,"))
     return sum(size for _, size, _ in rows) - min(sampling, update)
 
@@ -211,9 +231,26 @@ def describe(recipe: Recipe, demonstrations: int | None = None) -> str:
         parts.append(f"  not known: {recipe.model.name} has no config.json that can be read on this machine")
     else:
         rows = memory(recipe, shape, None if demonstrations is None else 0)
-        rows.append(("at the peak", peak(rows), "sampling and update take turns; Python itself adds about 0.5 GB"))
+        rows.append(("at the peak, at least", peak(rows), "sampling and update take turns"))
         parts += _table([(name, _size(number), formula) for name, number, formula in rows])
+        parts.append("  not counted: Python and torch (about 0.5 GB), a layer at work, and what the allocator keeps")
+    missing = _missing_device(recipe.model.device)
+    if missing is not None:
+        parts += ["", "Device", f"  {missing}"]
     return "\n".join(parts) + "\n"
+
+
+def _missing_device(device: str) -> str | None:
+    """A line where this machine lacks the device that a recipe names."""
+    if device in ("auto", "cpu"):
+        return None
+    try:
+        from midflight.engines.local.models import has_device
+    except ModuleNotFoundError as error:
+        return f"model.device = {device}: not known without {error.name}"
+    if has_device(device):
+        return None
+    return f"model.device = {device}: torch finds none on this machine; set model.device=auto"
 
 
 def _size(number: int) -> str:

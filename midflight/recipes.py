@@ -30,6 +30,30 @@ from midflight.store.seals import newest_whole
 PATH_KEYS = (("agent", "planner", "examples"), ("train_tasks", "family"), ("eval_tasks", "family"))
 """Keys whose value may be a path."""
 
+COMMON_NAMES = {
+    "lr": "training.learning_rate",
+    "batch_size": "training.queries_per_step",
+    "num_generations": "training.group_size",
+    "max_steps": "training.steps",
+    "num_epochs": "training.epochs",
+    "beta": "training.kl_beta",
+    "kl_coef": "training.kl_beta",
+    "entropy_coef": "training.entropy_beta",
+    "epsilon": "training.clip_epsilon",
+    "clip_range": "training.clip_epsilon",
+    "clip_ratio": "training.clip_epsilon",
+    "grad_clip": "training.max_grad_norm",
+    "warmup": "training.warmup_steps",
+    "max_new_tokens": "agent.planner.max_tokens",
+    "max_completion_length": "agent.planner.max_tokens",
+    "max_seq_length": "model.context_length",
+    "model_name_or_path": "model.name",
+    "lora_r": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
+}
+"""What others call a key, and ours."""
+WRITE = "write key=value, with no spaces around '=', such as training.steps=10"
+
 
 def load(path: str, overrides: Sequence[str] = (), *, tasks: bool = True, training: bool = True) -> Recipe:
     """See `midflight.config.load_recipe`. Without `tasks` or `training` what only they use goes unchecked."""
@@ -171,9 +195,9 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
         key, equals, text = override.partition("=")
         key = key.strip()
         if not equals:
-            raise RecipeError(f"override {override}: no '='; write key=value, such as training.steps=10")
+            raise RecipeError(f"override {override}: no '='; {WRITE}")
         if not key or not all(key.split(".")):
-            raise RecipeError(f"override {override}: no key before '='; write key=value, such as training.steps=10")
+            raise RecipeError(f"override {override}: no key before '='; {WRITE}")
         try:
             value = _parse(text)
         except (yaml.YAMLError, RecipeError) as error:
@@ -268,6 +292,9 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _nearest(key: str, model: type[BaseModel], prefix: str) -> str:
+    if key in COMMON_NAMES:
+        own = COMMON_NAMES[key].rpartition(".")[2]
+        return f"did you mean {prefix + own if own in model.model_fields else COMMON_NAMES[key]}?"
     near = difflib.get_close_matches(key, model.model_fields, n=1)
     if near:
         return f"did you mean {prefix}{near[0]}?"

@@ -105,8 +105,13 @@ def line(capsys: pytest.CaptureFixture[str]) -> str:
             ["train", "quickstart", "train_tasks.family=none.jsonl"],
             "none.jsonl: cannot read: No such file or directory; give a JSONL file of {id, question, answer, checker}",
         ),
-        (["train", "quickstart", "--dry-run", "seed"], "override seed: no '='; write key=value, such as"),
+        (["train", "quickstart", "--dry-run", "seed"], "override seed: no '='; write key=value, with no spaces"),
         (["train", "quickstrat"], "recipe quickstrat: no such file or recipe; did you mean quickstart?"),
+        (["train", "quickstart", "training.steps", "=", "2"], "no '='; write key=value, with no spaces around '='"),
+        (
+            ["solve", "What", "is", "the", "training.steps=3", "capital"],
+            "is: is no key=value, so quote the question: midflight solve 'What is the capital'",
+        ),
         (["solve", " "], "QUESTION is empty; write what to ask, in quotes"),
         (["solve", "Why?", "training.steps=10"], "training.steps = 10: does nothing in midflight solve; leave it out"),
         (["solve", "Why?", "sft.epochs=1"], "sft.epochs = 1: does nothing in midflight solve; leave it out"),
@@ -175,6 +180,11 @@ def test_a_run_that_exists_is_not_overwritten(folder: Path, capsys: pytest.Captu
     )
     assert run(["report", "runs/quickstart-seed0"]) == 2
     assert "no report yet; finish it with: midflight train runs/quickstart-seed0 --resume" in line(capsys)
+    (folder / "runs/other").mkdir()
+    assert run(["report", "runs"]) == 2
+    assert line(capsys) == "midflight: run runs: is not a run folder; runs in it: runs/quickstart-seed0"
+    assert run(["report", "runs/other"]) == 2
+    assert line(capsys) == "midflight: run runs/other: is not a run folder; runs in it: none"
 
 
 @pytest.mark.usefixtures("no_work")
@@ -354,6 +364,14 @@ def test_dry_run_does_nothing_but_print(folder: Path, capsys: pytest.CaptureFixt
     assert "4 queries x 2 trajectories" in printed
     assert "134.5M parameters, float32" in printed
     assert not list(folder.iterdir())
+
+
+def test_without_a_command_the_help_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    printed = capsys.readouterr()
+    assert run([]) == 0
+    assert capsys.readouterr() == printed
+    assert printed.err == "" and printed.out.count("\n") > 15 and "\n  solve " in printed.out
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "quickstart", "--dry-run"], ["--version"], ["train", "x"]])

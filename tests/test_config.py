@@ -10,7 +10,7 @@ import pytest
 from midflight.config import Recipe, RecipeError, load_recipe, resolved
 from midflight.errors import UserError
 from midflight.recipe_rules import check
-from midflight.recipes import read_yaml, shipped, validate
+from midflight.recipes import COMMON_NAMES, _paths, read_yaml, shipped, validate
 
 MINIMAL = """\
 name: small
@@ -100,8 +100,18 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
             "colour = red: unknown key; valid keys of a recipe: name, seed, model, agent, train_tasks, eval_tasks, "
             "training, sft, evaluation",
         ),
-        ("training.steps", "override training.steps: no '='; write key=value, such as training.steps=10"),
-        ("=3", "override =3: no key before '='; write key=value, such as training.steps=10"),
+        ("training.lr=1", "training.lr = 1: unknown key; did you mean training.learning_rate?"),
+        ("batch_size=4", "batch_size = 4: unknown key; did you mean training.queries_per_step?"),
+        (
+            "agent.executor.max_new_tokens=9",
+            "agent.executor.max_new_tokens = 9: unknown key; did you mean agent.executor.max_tokens?",
+        ),
+        ("training.beta=0", "training.beta = 0: unknown key; did you mean training.kl_beta?"),
+        (
+            "training.steps",
+            "override training.steps: no '='; write key=value, with no spaces around '=', such as training.steps=10",
+        ),
+        ("=3", "override =3: no key before '='; write key=value, with no spaces around '=', such as training.steps=10"),
         ("seed.x=1", "seed.x = 1: seed is a value, not a section; set seed itself"),
         ("agent.planner=3", "agent.planner = 3: must be a section of key: value pairs"),
         ("agent.planner.format=ful", "agent.planner.format = ful: must be 'compact' or 'full'"),
@@ -172,6 +182,17 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
 )
 def test_an_override_that_is_wrong(small: Path, override: str, message: str) -> None:
     assert refused(small, override) == message
+
+
+def test_every_common_name_stands_for_a_key_and_is_none_itself() -> None:
+    paths = set(_paths(Recipe, ""))
+    assert set(COMMON_NAMES.values()) <= paths
+    assert set(COMMON_NAMES) & {path.rpartition(".")[2] for path in paths} == {"batch_size"}  # sft.batch_size
+
+
+def test_spaces_around_the_equals_sign_are_named(small: Path) -> None:
+    for words in (("training.steps", "=", "2"), ("training.steps", "=2"), ("training.steps=", "2")):
+        assert "with no spaces around '='" in refused(small, *words)
 
 
 def test_an_unknown_key_in_yaml_is_found_as_in_an_override(small: Path) -> None:

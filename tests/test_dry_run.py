@@ -11,6 +11,7 @@ from midflight.config import load_recipe
 from midflight.dry_run import (
     CACHE,
     EMBEDDED_SHAPE,
+    SAMPLED,
     batch_arithmetic,
     describe,
     memory,
@@ -91,12 +92,46 @@ def test_a_damaged_model_has_no_size(tmp_path: Path, config: str) -> None:
     assert "has no config.json that can be read" in describe(load_recipe("quickstart", [f"model.name={tmp_path}"]))
 
 
-def test_the_cache_holds_the_shared_prefix_once_and_the_peak_counts_one_phase() -> None:
+def test_the_cache_holds_the_shared_prefix_once_and_the_peak_counts_the_larger_phase() -> None:
     overrides = ["model.max_batch=10", "model.context_length=1000", "agent.memory_tokens=200"]
     rows = memory(load_recipe("quickstart", [*overrides, "agent.planner.max_tokens=40"]), EMBEDDED_SHAPE)
     sizes = {name: size for name, size, _ in rows}
-    assert sizes[CACHE] == (10 * 240 + 760 + 8192) * 2 * 30 * 3 * 64 * 4
-    assert peak(rows) == sum(sizes.values()) - sizes[CACHE]
+    assert sizes[CACHE] == (2 * 10 * 240 + 760 + 8192) * 2 * 30 * 3 * 64 * 4
+    assert sizes[SAMPLED] == 3 * 10 * 49152 * 4
+    assert peak(rows) == sum(sizes.values()) - sizes[CACHE] - sizes[SAMPLED]
+    rows = memory(load_recipe("quickstart"), EMBEDDED_SHAPE)
+    sizes = {name: size for name, size, _ in rows}
+    assert sizes[CACHE] == (2 * 128 * 280 + 1768 + 8192) * 2 * 30 * 3 * 64 * 4
+    assert peak(rows) == sum(sizes.values()) - sizes["update, activations"] - sizes["update, logits"]
+    assert "  at the peak, at least     4.99 GB  sampling and update take turns\n  not counted: " in describe(
+        load_recipe("quickstart")
+    )
+
+
+def test_no_more_rows_than_questions_are_asked_at_a_time() -> None:
+    few = ["eval_tasks.count=70", "evaluation.trials=1", "training.group_size=2"]
+    (cache,) = (formula for name, _, formula in memory(load_recipe("quickstart", few), EMBEDDED_SHAPE) if name == CACHE)
+    assert cache.startswith("70 rows x 280 tokens")
+
+
+@pytest.mark.parametrize(("count", "asked"), [("null", 3), ("2", 2), ("9", 3)])
+def test_the_questions_of_a_task_file_are_counted(tmp_path: Path, count: str, asked: int) -> None:
+    file = tmp_path / "q.jsonl"
+    row = {"question": "a", "answer": "b", "checker": "exact"}
+    file.write_text("".join(json.dumps({"id": str(number), **row}) + "\n" for number in range(3)))
+    overrides = [f"eval_tasks.family={file}", f"eval_tasks.count={count}"]
+    counts = {name: number for name, number, _ in batch_arithmetic(load_recipe("quickstart", overrides))}
+    assert counts["evaluation trajectories"] == 2 * asked
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_device_that_is_not_there_is_said(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("quickstart", [f"model.device={device}"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    said = f"\nDevice\n  model.device = {device}: torch finds none on this machine; set model.device=auto\n"
+    assert describe(recipe).endswith(said)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert "Device" not in describe(recipe)
 
 
 def test_an_adapter_has_the_shape_of_its_base(tmp_path: Path) -> None:

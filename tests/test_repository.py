@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from midflight.agent.examples import worked_examples
+from midflight.agent.memory import render_turn
+from midflight.agent.types import Action, ToolResult
+from midflight.config import Recipe
+from midflight.recipes import _paths
+from midflight.tasks import AtlasSampler, load_tasks
+from midflight.tasks.atlas import KINDS
+from midflight.tools.world import countries
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,12 +67,77 @@ def test_every_direct_dependency_is_pinned_and_has_its_licence_recorded() -> Non
     assert direct <= names(re.findall(r"^\| ([\w.-]+) \|", table, re.MULTILINE))
 
 
+def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
+    script = str(ROOT / "scripts" / "recipe_reference.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    page = (ROOT / "docs" / "recipe.md").read_text()
+    assert page == printed, "run: python scripts/recipe_reference.py > docs/recipe.md"
+    keys = re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)
+    paths = _paths(Recipe, "")
+    assert sorted(keys) == sorted(path for path in paths if not any(other.startswith(f"{path}.") for other in paths))
+    for row in (
+        "| `seed` | integer | `0` | ",
+        "| `agent.tools` | list of text, 1 or more | required | ",
+        "| `training.betas` | list of 2 numbers | `[0.9, 0.95]` | ",
+        "| `training.dual_clip` | number, > 1, or null | `null` | ",
+        "| `training.kl_beta` | number, >= 0 | `0.001` | Weight of KL(policy \\|\\| reference). |\n",
+        "| `eval_tasks.split` | `train`, `validation`, `test` | `test` | Of a built-in family",
+        "| `eval_tasks.count` | integer, >= 1, or null | `240` | ",
+        "| `model.chat_template` | true or false | `true` | ",
+    ):
+        assert f"\n{row}" in page
+
+
+def test_the_readme_has_a_question_of_every_kind_as_training_asks_it() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d) \| (.+\?) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert {kind: int(level) for kind, level, _ in rows} == KINDS and len(rows) == len(KINDS)
+    sampler = AtlasSampler("train")
+    sampler._countries = sampler._with_capital = tuple(countries()[iso] for iso in ("PE", "CL"))
+    for kind, _, question in rows:
+        asked = {sampler.draw(kind).question for _ in range(100)}
+        if kind == "arithmetic":
+            question, asked = re.sub(r"\d+", "0", question), {re.sub(r"\d+", "0", one) for one in asked}
+        assert question in asked
+
+
+def test_the_samples_of_the_page_on_tasks_are_valid(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "tasks.md").read_text()
+    (lines,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "q.jsonl").write_text(lines)
+    assert [(task.kind, task.level) for task in load_tasks(tmp_path / "q.jsonl")] == [
+        ("capital", 1),
+        ("author", 1),
+        ("sum", 3),
+    ]
+    compact, full = (text for _, text in re.findall(r"^(```+)text\n(.*?)^\1$", page, re.DOTALL | re.MULTILINE))
+    chile = worked_examples(compact).blocks[0]
+    assert worked_examples(compact).questions[1] == "How many people live in Yemen and Nicaragua together?"
+    sub_goal = "find how many people live in Chile"
+    for style, shown in (("compact", chile), ("full", full)):
+        turn = render_turn(
+            1,
+            Action(sub_goal, "population", "Chile"),
+            None,
+            ToolResult("18729160"),
+            None,
+            style=style,  # type: ignore[arg-type]
+            result_tokens=99,
+            count_tokens=len,
+        )
+        assert shown.startswith(f"Question: How many people live in Chile?\n{turn}Turn 2")
+
+
 @pytest.mark.parametrize(
     "document",
     [
         "README.md",
         "docs/architecture.md",
         "docs/credit.md",
+        "docs/recipe.md",
+        "docs/tasks.md",
         "docs/objectives.md",
         "docs/training.md",
         "docs/results.md",

