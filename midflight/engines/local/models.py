@@ -116,7 +116,7 @@ def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedMo
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    set_verbosity_error()  # otherwise each of its tries is a line, and what came of them is said here  # type: ignore[no-untyped-call]
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # each of its tries is a line otherwise
     attention.register()
     where = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(where if device == "auto" else device)
