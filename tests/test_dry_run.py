@@ -103,7 +103,7 @@ def test_the_cache_holds_the_shared_prefix_once_and_the_peak_counts_the_larger_p
     sizes = {name: size for name, size, _ in rows}
     assert sizes[CACHE] == (2 * 128 * 280 + 1768 + 8192) * 2 * 30 * 3 * 64 * 4
     assert peak(rows) == sum(sizes.values()) - sizes["update, activations"] - sizes["update, logits"]
-    assert "  at the peak, at least     4.99 GB  sampling and update take turns\n  not counted: " in describe(
+    assert "  at the peak, at least    4.99 GB  sampling and update take turns\n  not counted: " in describe(
         load_recipe("quickstart")
     )
 

@@ -15,6 +15,7 @@ import midflight
 PROGRAM = """
 import asyncio, os, signal, sys, time
 from midflight import signals
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the shell of these tests ignores
 {before}
 signals.catch()
 

@@ -127,10 +127,10 @@ KL_ESTIMATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k
 
 
 def importance_corrections(drawn: Tensor, old: Tensor, cap: float) -> Tensor:
-    """min(exp(old - drawn), cap): weights for tokens that another policy drew (truncated importance sampling).
+    """min(exp(old - drawn), cap): weights for tokens that another policy drew (Ionides 2008).
 
-    `drawn` are the sampler's log-probs, `old` the trainer's before the first update; both [N] (Ionides 2008, Truncated
-    Importance Sampling).
+    `drawn` are the sampler's log-probs, `old` the trainer's before the first update, both [N]. For `gspo` all tokens
+    of a turn take the means over the turn: one weight a turn, as one ratio.
     """
     return (old - drawn).exp().clamp(max=cap)
 

@@ -263,12 +263,8 @@ class Updater:
         def score(budget: int) -> list[tuple[float, ...]]:
             return score_rows(self.sampler, self.masks, pack_rows(rows, budget))
 
-        means = []
-        for row, scored in zip(rows, self._fitting(score), strict=True):
-            behaviour = self._behaviour(row)
-            gaps = [scored[j] - behaviour[j] for j, forced in enumerate(row.forced) if not forced]
-            means.append(sum(gaps) / len(gaps))
-        return means
+        found = zip(rows, self._fitting(score), strict=True)
+        return [mean_free(row, scored) - mean_free(row, self._behaviour(row)) for row, scored in found]
 
     def _behaviour(self, row: Row) -> tuple[float, ...]:
         """The log-probs a row's ratios are to."""
@@ -303,7 +299,13 @@ class Updater:
             self._check_drift(scores.logprobs.detach(), drawn, ids, metrics)
         corrections = None
         if settings.importance_cap is not None and old is not None:
-            corrections = importance_corrections(drawn, old, settings.importance_cap)
+            pair = (drawn, old)
+            if settings.loss == "gspo":  # one weight a turn, as one ratio
+                pair = (
+                    tensor([mean_free(row, row.logprobs) for row in rows]),
+                    tensor([mean_free(row, row.old or ()) for row in rows]),
+                )
+            corrections = importance_corrections(*pair, settings.importance_cap)
         high = settings.clip_epsilon if settings.clip_epsilon_high is None else settings.clip_epsilon_high
         output = objective(
             LossInputs(
@@ -343,6 +345,12 @@ def mini_batches(rows: Sequence[Row], count: int, seed: int) -> list[list[Row]]:
     share = {name: index % count for index, name in enumerate(names)}
     parts = [[row for row in rows if share[row.trajectory] == number] for number in range(min(count, len(names)))]
     return [[replace(row, weight=row.weight * len(parts)) for row in part] for part in parts]
+
+
+def mean_free(row: Row, values: Sequence[float]) -> float:
+    """The mean of what belongs to a row's trained tokens."""
+    free = [value for value, forced in zip(values, row.forced, strict=True) if not forced]
+    return sum(free) / len(free)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

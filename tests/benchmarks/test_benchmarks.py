@@ -1,6 +1,7 @@
 """The benchmarks on constructed run folders: no model is loaded."""
 
 import json
+import resource
 import sys
 
 import ablation
@@ -84,7 +85,8 @@ def test_time_and_memory_are_those_of_the_whole_process(tmp_path, monkeypatch):
     finished_run(tmp_path / "x-seed0", rewards(1, 0, 0, 0), rewards(1, 1, 1, 1), spent=None)
     found = common.run("quickstart", 0, (), tmp_path, reuse=False, label="x")
     assert found.error is None
-    assert 0.3 <= found.seconds < 20 and 0.3 <= found.peak_gb < 0.6
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # Linux gives a child its parent's to begin
+    assert 0.3 <= found.seconds < 20 and 0.3 <= found.peak_gb < max(0.6, own + 0.1)
     again = common.run("quickstart", 0, (), tmp_path, reuse=True, label="x")
     assert (again.seconds, again.peak_gb) == (found.seconds, found.peak_gb)
 

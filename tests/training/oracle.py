@@ -84,7 +84,8 @@ def clipped_term(ratio, a, low, high, dual):
 def term(turn, token, a, surrogate, low, high, dual, cap):
     """The policy's term of one token, with its importance weight."""
     base = token.drawn if cap is None else token.old
-    weight = 1.0 if cap is None else min(math.exp(token.old - token.drawn), cap)
+    shifts = [one.old - one.drawn for one in (turn.tokens if surrogate == "gspo" else [token])] if cap else [0.0]
+    weight = 1.0 if cap is None else min(math.exp(mean(shifts)), cap)
     if surrogate == "ppo_clip":
         value = clipped_term(math.exp(token.new - base), a, low, high, dual)
     elif surrogate == "gspo":

@@ -49,7 +49,7 @@ def tokens_of(groups):
                     yield single, one, (g, i, t), path, group
 
 
-def inputs_of(groups, weighting, cap):
+def inputs_of(groups, weighting, cap, by_turn=False):
     found = list(tokens_of(groups))
 
     def column(values):
@@ -59,6 +59,12 @@ def inputs_of(groups, weighting, cap):
         return oracle.mean([one.new - (one.drawn if cap is None else one.old) for one in turn.tokens])
 
     drawn, old = column(one.drawn for one, *_ in found), column(one.old for one, *_ in found)
+    pair = (drawn, old)
+    if by_turn:
+        pair = tuple(
+            column(oracle.mean([getattr(one, name) for one in turn.tokens]) for _, turn, *_ in found)
+            for name in ("drawn", "old")
+        )
     return LossInputs(
         logprobs=column(one.new for one, *_ in found),
         behaviour=drawn if cap is None else old,
@@ -67,7 +73,7 @@ def inputs_of(groups, weighting, cap):
         reference=column(one.ref for one, *_ in found),
         entropies=column(one.entropy for one, *_ in found),
         turn_gaps=column(gap(turn) for _, turn, *_ in found),
-        corrections=None if cap is None else importance_corrections(drawn, old, cap),
+        corrections=None if cap is None else importance_corrections(*pair, cap),
     )
 
 
@@ -96,7 +102,7 @@ def chosen(inputs, index):
 @settings(max_examples=15, deadline=None)
 @given(groups=batch, weighting=st.sampled_from(WEIGHTINGS))
 def test_value_equals_the_oracle(variant, groups, weighting):
-    found = loss_of(inputs_of(groups, weighting, variant.get("cap")), variant)
+    found = loss_of(inputs_of(groups, weighting, variant.get("cap"), variant["surrogate"] == "gspo"), variant)
     assert float(found) == pytest.approx(literal(groups, weighting, variant), abs=1e-9)
 
 
@@ -120,7 +126,7 @@ def near_a_kink(groups, variant):
 def test_gradient_equals_differences_of_the_oracle(variant, groups, weighting):
     if near_a_kink(groups, variant):
         return
-    inputs = inputs_of(groups, weighting, variant.get("cap"))
+    inputs = inputs_of(groups, weighting, variant.get("cap"), variant["surrogate"] == "gspo")
     inputs.logprobs.requires_grad_(True)
     (gradient,) = torch.autograd.grad(loss_of(inputs, variant), inputs.logprobs)
     step = 1e-6
@@ -137,7 +143,7 @@ def test_gradient_equals_differences_of_the_oracle(variant, groups, weighting):
 @settings(max_examples=15, deadline=None)
 @given(groups=batch, weighting=st.sampled_from(WEIGHTINGS), rng=st.randoms(), cut=st.integers(1, 5))
 def test_permuting_splitting_merging_and_padding_change_nothing(variant, groups, weighting, rng, cut):
-    inputs = inputs_of(groups, weighting, variant.get("cap"))
+    inputs = inputs_of(groups, weighting, variant.get("cap"), variant["surrogate"] == "gspo")
     inputs.logprobs.requires_grad_(True)
     whole = loss_of(inputs, variant)
     (expected,) = torch.autograd.grad(whole, inputs.logprobs)

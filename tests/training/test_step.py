@@ -112,6 +112,7 @@ OBJECTIVES = [
     {"loss": "reinforce"},
     {"loss": "ppo_clip", "kl_beta": 0.05, "kl_estimate": "k2", "entropy_beta": 0.03},
     {"loss": "ppo_clip", "importance_cap": 1.1},
+    {"loss": "gspo", "importance_cap": 1.1},
 ]
 
 
