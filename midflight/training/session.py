@@ -27,7 +27,7 @@ from midflight.building import (
 )
 from midflight.config import Recipe, TrainingConfig, resolved
 from midflight.engines.local import LoadedModel
-from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped
+from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped, UserError
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
 from midflight.evaluation.report import Closing, pick_example, read_closing, render_report
 from midflight.own import keep_tools, own_tools
@@ -67,8 +67,13 @@ class Stream(Protocol):
 def finished(folder: RunFolder, progress: Progress) -> TrainReport | None:
     """What a run gave that has its last step's checkpoint and its report; None for any other run."""
     closing = read_closing(folder)
-    newest = None if closing is None else newest_whole(folder.checkpoints, lambda _: None)
-    if closing is None or newest is None or read_state(newest)["step"] != closing.steps:
+    if closing is None:
+        return None
+    try:
+        newest = newest_whole(folder.checkpoints, lambda _: None)
+    except UserError:  # none is whole: the resume that follows says so, with every reason
+        return None
+    if newest is None or read_state(newest)["step"] != closing.steps:
         return None
     progress.note(f"{folder.path} is finished: nothing to do")
     before, after = EvaluationResult.load(folder.eval_before), EvaluationResult.load(folder.eval_after)
