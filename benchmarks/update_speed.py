@@ -7,7 +7,7 @@ Usage: python benchmarks/update_speed.py [--run RUN_DIR --step N] [--repeats 3] 
 The rows are those of a stored step of a run, with the run's recipe; without --run, of one step of the quickstart that
 the untrained model makes first. All run on the CPU from the same weights, an adapter moved off zero, with behaviour
 log-probs that these weights give. Each way does forward, backward, clipping and the optimizer's step at a rate of 0;
-ours packs as well. A round times ours before each other way and compares these two; figures are medians.
+ours packs as well. A round times ours and then another way, and compares these two; figures are medians.
 
   padded      rows by length, padded to micro-batches, logits at trained tokens only, the same masks, loss and merged
               weights: the ratio is what packing gives
@@ -44,7 +44,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ from typing import Any, NoReturn
 import yaml
 from common import parse
 from update_parts import sweep
-from update_parts.measures import MatmulRate, fastest, matmul_flops, peak_in_child, seconds
+from update_parts.measures import MatmulRate, fastest, matmul_flops, peak_in_child, release, seconds
 from update_parts.ours import Bench, Row, load_bench, on_policy, packed, packed_update
 from update_parts.padded import batches, padded_tokens, padded_update, time_padded
 from update_parts.rows import made_rows, save_rows, spread, stored_rows
@@ -142,37 +142,30 @@ def choose_trl(python: Path, recipe: Recipe, rows: Sequence[Row], sizes: Sequenc
 class Rounds:
     """What was timed: seconds of each way, ratios of each peer to ours just before it, shares and rates of ours."""
 
+    ours: Callable[[], float]
+    rate: Callable[[], float]
+    flops: float
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"ours": []})
     ratios: dict[str, list[float]] = field(default_factory=dict)
     shares: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
 
+    def time(self, way: str, peer: Callable[[], float], repeats: int) -> None:
+        """`repeats` times: the machine's rate, ours, the rate again, the peer."""
+        for number in range(repeats):
+            note(f"{way}: round {number + 1} of {repeats}")
+            before = self.rate()
+            mine = self.ours()
+            now = (before + self.rate()) / 2
+            theirs = peer()
+            self.seconds["ours"].append(mine)
+            self.seconds.setdefault(way, []).append(theirs)
+            self.ratios.setdefault(way, []).append(theirs / mine)
+            self.shares.append(self.flops / mine / now)
+            self.rates.append(now)
+
     def speedup(self, way: str) -> float | None:
         return statistics.median(self.ratios[way]) if way in self.ratios else None
-
-
-def timed(
-    ours: Callable[[], float],
-    peers: Mapping[str, Callable[[], float]],
-    rate: Callable[[], float],
-    flops: float,
-    repeats: int,
-) -> Rounds:
-    """`repeats` rounds; in each, for each peer: the machine's rate, ours, the rate again, the peer."""
-    found = Rounds()
-    for number in range(repeats):
-        for way, run in peers.items():
-            note(f"round {number + 1} of {repeats}: ours, {way}")
-            before = rate()
-            mine = ours()
-            now = (before + rate()) / 2
-            theirs = run()
-            found.seconds["ours"].append(mine)
-            found.seconds.setdefault(way, []).append(theirs)
-            found.ratios.setdefault(way, []).append(theirs / mine)
-            found.shares.append(flops / mine / now)
-            found.rates.append(now)
-    return found
 
 
 def compare(recipe: Recipe, given: Sequence[Row], options: argparse.Namespace) -> dict[str, Any]:
@@ -182,30 +175,28 @@ def compare(recipe: Recipe, given: Sequence[Row], options: argparse.Namespace) -
     if python is None:
         note(INSTALL)
     rows = on_policy(bench, given)
-    gaps = checked_gaps(bench, rows, max(options.micro_batches))
+    gaps = checked_gaps(bench, rows, min(options.micro_batches))
     flops = matmul_flops(lambda: packed_update(bench, rows))
+    rate = MatmulRate(bench.sampler, bench.settings.pack_tokens)
+    rate.measure()  # the first is slower
+    rounds = Rounds(lambda: seconds(lambda: packed_update(bench, rows)), rate.measure, flops)
     sizes: dict[str, int] = {}
-    peers: dict[str, Callable[[], float]] = {}
     for way, using in (("padded", bench.merged), ("plain_peft", bench.unmerged)):
-        note(f"choosing the micro-batch: {way}")
+        note(f"{way}: choosing the micro-batch")
         sizes[way] = choose_padded(bench, rows, options.micro_batches, using)
-        peers[way] = partial(time_padded, bench, rows, sizes[way], using)
+        rounds.time(way, partial(time_padded, bench, rows, sizes[way], using), options.repeats)
+        release()
     said: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with ExitStack() as processes:
-            for way in WAYS if python is not None else ():
-                note(f"choosing the micro-batch: {way}")
+        if python is not None:
+            for way in WAYS:  # one process at a time: each holds gigabytes
+                note(f"{way}: choosing the micro-batch")
                 sizes[way] = choose_trl(python, recipe, rows, options.micro_batches, way, folder)
-                process = trl_update(python, recipe, rows, sizes[way], way, folder)
-                said, peers[way] = processes.enter_context(process)
-            rate = MatmulRate(bench.sampler, bench.settings.pack_tokens)
-            rate.measure()  # the first is slower
-            found = timed(
-                lambda: seconds(lambda: packed_update(bench, rows)), peers, rate.measure, flops, options.repeats
-            )
+                with trl_update(python, recipe, rows, sizes[way], way, folder) as (said, step):
+                    rounds.time(way, step, options.repeats)
         memory = {} if options.no_memory else peak_memory(recipe, bench, rows, sizes["padded"], folder)
-    return {**report(bench, rows, found, sizes, said), "gflop": flops / 1e9, "gradient_gap": gaps, **memory}
+    return {**report(bench, rows, rounds, sizes, said), "gflop": flops / 1e9, "gradient_gap": gaps, **memory}
 
 
 def report(

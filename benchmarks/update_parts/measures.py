@@ -74,6 +74,14 @@ class MatmulRate:
             torch.mm(self._inputs[out_width], weight)
 
 
+def release() -> None:
+    """Give freed memory back to the system."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # not every C library has it
+    if trim is not None:
+        trim(0)
+
+
 def peak_increase(run: Callable[[], object]) -> tuple[float, float]:
     """Resident memory before `run`, and by how much it rises at its peak, both in 10^9 bytes.
 
@@ -90,8 +98,7 @@ def peak_increase(run: Callable[[], object]) -> tuple[float, float]:
         line = next(line for line in status.read_text().splitlines() if line.startswith(name))
         return int(line.split()[1]) * 1024 / 1e9
 
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what loading freed is not there for the update to hide in
+    release()  # what loading freed is not there for the update to hide in
     reset.write_text("5")  # VmHWM := VmRSS
     before = read("VmRSS")
     run()

@@ -95,16 +95,15 @@ def test_the_fastest_is_that_with_the_best_round():
     assert fastest({8: lambda: pytest.fail("nothing to choose")}) == 8
 
 
-def test_a_round_compares_each_peer_with_ours_just_before_it():
-    mine = iter([1.0, 2.0, 4.0, 5.0])
-    rates = iter([10.0, 30.0] * 4)
-    theirs = {"padded": iter([3.0, 8.0]), "trl": iter([8.0, 50.0])}
-    peers = {name: lambda values=values: next(values) for name, values in theirs.items()}
-    found = update_speed.timed(lambda: next(mine), peers, lambda: next(rates), 40.0, 2)
-    assert found.seconds == {"ours": [1.0, 2.0, 4.0, 5.0], "padded": [3.0, 8.0], "trl": [8.0, 50.0]}
-    assert found.ratios == {"padded": [3.0, 2.0], "trl": [4.0, 10.0]}
-    assert found.shares == [2.0, 1.0, 0.5, 0.4] and found.rates == [20.0] * 4
-    assert (found.speedup("padded"), found.speedup("trl"), found.speedup("trl_bfloat16")) == (2.5, 7.0, None)
+def test_a_round_compares_a_peer_with_ours_just_before_it():
+    mine, rates = iter([1.0, 2.0, 4.0, 5.0]), iter([10.0, 30.0] * 4)
+    rounds = update_speed.Rounds(lambda: next(mine), lambda: next(rates), 40.0)
+    for way, taken in (("padded", [3.0, 8.0]), ("trl", [16.0, 50.0])):
+        rounds.time(way, iter(taken).__next__, 2)
+    assert rounds.seconds == {"ours": [1.0, 2.0, 4.0, 5.0], "padded": [3.0, 8.0], "trl": [16.0, 50.0]}
+    assert rounds.ratios == {"padded": [3.0, 4.0], "trl": [4.0, 10.0]}
+    assert rounds.shares == [2.0, 1.0, 0.5, 0.4] and rounds.rates == [20.0] * 4
+    assert (rounds.speedup("padded"), rounds.speedup("trl"), rounds.speedup("trl_bfloat16")) == (3.5, 7.0, None)
 
 
 @pytest.mark.parametrize(
