@@ -94,7 +94,7 @@ def keep_tasks(
         if not resume:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(to_jsonl(given), encoding="utf-8")
-        elif file.read_text(encoding="utf-8") != to_jsonl(given):
+        elif not file.is_file() or file.read_text(encoding="utf-8") != to_jsonl(given):
             raise UserError(
                 f"{name}: not those of the run in {folder.path}; a run keeps its questions: give the same ones, or "
                 "name another run_dir"

@@ -85,7 +85,6 @@ def test_the_command_goes_on_with_the_questions_of_the_program_and_a_finished_ru
     printed = capsys.readouterr()
     assert "resuming cut after step 1" in printed.err
     assert drawn("cut") == drawn("whole")
-    assert {one[2] for one in map(lambda item: (*item[:2], item[2].id), drawn("cut"))} <= {"0", "1", "2", "3"}
     first = read_metrics("cut/metrics.jsonl")[0]["seconds"]
     took = next(text for text in printed.out.splitlines() if text.startswith("took "))
     assert took.endswith(f" s, {first:.0f} s of it in steps of earlier sessions")
@@ -122,9 +121,7 @@ def test_own_tools_are_marked_and_solve_takes_them(model: Path, capsys: pytest.C
     assert run(["report", "run"]) == 0
     assert capsys.readouterr().out.endswith("\ntry next: midflight.solve('What is 3 + 1?', 'run', tools=[stock])\n")
     assert run(["train", "run", "--resume"]) == 2
-    assert (
-        "made with tools of a program: go on with your program, train_on(..., resume=True)" in capsys.readouterr().err
-    )
+    assert "run: made with tools of a program: go on with your program" in capsys.readouterr().err
     turns: list[Turn] = []
     asked = solve("What is 3 + 1?", "run", tools=[stock], on_turn=turns.append)
     assert turns and list(asked.turns) == turns and asked.query.text == "What is 3 + 1?"
