@@ -1,8 +1,8 @@
 """The loop: plan, execute, verify, remember; then answer.
 
-Invariant: an `AgentFlow` holds no state of a run. Memory and clock are made by `run` and die with it, so any number of
-trajectories run at once and none sees another. What the agent does wrong is a recorded turn; what breaks under it
-(engine, sandbox) is retried and then ends the trajectory without an answer.
+Invariant: an `AgentFlow` holds no state of a run. Memory, scope and clock are made by `run` and die with it, so any
+number of trajectories run at once and none sees another. What the agent does wrong is a recorded turn; what breaks
+under it (engine, sandbox) is retried and then ends the trajectory without an answer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from midflight.agent.types import Answer, Query, StopReason, Trajectory, Turn, V
 from midflight.agent.verifier import Verification, Verifier
 from midflight.engines.base import EngineError, PromptTooLong
 from midflight.tools.base import FINISH, ErrorKind, InfrastructureError, ToolCall, ToolResult
+from midflight.tools.scope import Scope
 
 if TYPE_CHECKING:
     from midflight.tools.base import Toolset
@@ -39,6 +40,7 @@ class _Run:
 
     query: Query
     memory: Memory
+    toolset: Toolset
     cancel: asyncio.Event | None
     analysis: str = ""
     answer: Answer | None = None
@@ -99,12 +101,13 @@ class AgentFlow:
             ValueError: the turns of `history` are not numbered 1, 2, and so on.
         """
         started = self.clock()
-        run = _Run(query, Memory(self.memory_tokens), cancel, analysis or "")
+        scope = Scope()
+        run = _Run(query, Memory(self.memory_tokens), self.toolset.scoped(scope), cancel, analysis or "")
         for turn in history:
             run.memory.append(turn)
         error = ""
         try:
-            async with _limit(self.max_seconds, cancel) as limit:
+            async with scope, _limit(self.max_seconds, cancel) as limit:
                 stop_reason = await self._loop(run, on_turn, analyse=analysis is None)
         except PromptTooLong as problem:
             stop_reason, error = StopReason.CONTEXT_OVERFLOW, str(problem)
@@ -119,7 +122,7 @@ class AgentFlow:
     async def _loop(self, run: _Run, on_turn: Callable[[Turn], None] | None, *, analyse: bool) -> StopReason:
         if self.analyst is not None and analyse:
             analyst = self.analyst
-            run.analysis = await self._retried("analyst", lambda: analyst.analyse(run.query, self.toolset))
+            run.analysis = await self._retried("analyst", lambda: analyst.analyse(run.query, run.toolset))
         stop_reason = self._stop_reason(run.memory.turns[-1]) if run.memory.turns else None
         while stop_reason is None:
             if _is_set(run.cancel):
@@ -141,7 +144,7 @@ class AgentFlow:
         query, memory, index = run.query, run.memory, run.memory.next_index
         turns_left = self.max_turns - index + 1
         plan: Plan = await self._retried(
-            "planner", lambda: self.planner.plan(query, self.toolset, memory, turns_left, run.analysis)
+            "planner", lambda: self.planner.plan(query, run.toolset, memory, turns_left, run.analysis)
         )
         execution, verification = Execution(None, ToolResult(plan.problem, ErrorKind.INVALID_ACTION)), None
         action = plan.action
@@ -155,7 +158,7 @@ class AgentFlow:
                 execution = Execution(None, ToolResult(str(problem), ErrorKind.INVALID_ARGUMENTS))
             else:
                 execution = await self._retried(
-                    "executor", lambda: self.executor.execute(resolved, self.toolset, self.tool_seconds, seed)
+                    "executor", lambda: self.executor.execute(resolved, run.toolset, self.tool_seconds, seed)
                 )
             verification = await self._retried(
                 "verifier",

@@ -20,6 +20,7 @@ from midflight.tools.base import (
     Toolset,
 )
 from midflight.tools.function import FunctionTool, tool
+from midflight.tools.scope import Scope, ScopedTool
 
 __all__ = [
     "BUILTIN",
@@ -28,6 +29,8 @@ __all__ = [
     "ErrorKind",
     "FunctionTool",
     "InfrastructureError",
+    "Scope",
+    "ScopedTool",
     "Tool",
     "ToolCall",
     "ToolError",

@@ -5,16 +5,19 @@ Invariant: whatever goes wrong in a call is a `ToolResult` with an error kind; a
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import EMPTY_REGISTRY
+
+from midflight.tools.scope import Scope, ScopedTool
 
 
 class ErrorKind(StrEnum):
@@ -142,6 +145,16 @@ class Toolset:
 
     def __contains__(self, name: object) -> bool:
         return name in self._tools
+
+    def scoped(self, scope: Scope) -> Self:
+        """The toolset of one trajectory: each tool that holds something for it gets `scope`."""
+        if not any(isinstance(tool, ScopedTool) for tool in self):
+            return self
+        own = copy.copy(self)
+        own._tools = {
+            name: tool.scoped(scope) if isinstance(tool, ScopedTool) else tool for name, tool in self._tools.items()
+        }
+        return own
 
     def validate(self, name: str, arguments: object) -> str | None:
         """None when `arguments` satisfy the schema of tool `name`; otherwise the reason, on one line."""
