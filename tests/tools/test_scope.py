@@ -78,7 +78,7 @@ async def test_what_cannot_be_made_is_tried_again() -> None:
 @pytest.mark.asyncio
 async def test_a_trajectory_keeps_its_own_and_the_next_starts_empty() -> None:
     log: list[str] = []
-    answers = ["notebook: one", "notebook: two", "finish: "] * 2
+    answers = ["notebook: one", "notebook: two", "finish"] * 2
     flow = AgentFlow(
         LLMPlanner(ScriptedEngine(answers), format="compact", grammar=False),
         DirectExecutor(),
