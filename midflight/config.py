@@ -243,7 +243,10 @@ class TrainingConfig(Section):
     pack_tokens: int = Field(default=2048, ge=64)
     """Most new tokens in one forward of the update."""
     max_drift: float = Field(default=1e-4, gt=0)
-    """Largest |sampler - trainer| log-prob of a trained token before the run stops."""
+    """Largest |sampler - trainer| log-prob of a token that trains."""
+    max_drift_share: float = Field(default=0.01, ge=0, lt=1)
+    """Of a step's tokens, how many may drift further, at most ten times as far: they are left out of the update and
+    counted. With more, or further, the run stops."""
     curriculum: CurriculumConfig | None = None
     """null draws all kinds alike."""
     save_every: int = Field(default=5, ge=1)

@@ -40,8 +40,9 @@ from midflight.store.seals import newest_whole, read_state
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
 from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
+from midflight.training.drift import DriftError
 from midflight.training.policy import Policy, SyncError
-from midflight.training.step import DriftError, GradientError, OutOfMemory, Updater, learning_rate
+from midflight.training.step import GradientError, OutOfMemory, Updater, learning_rate
 
 
 @dataclass(frozen=True)

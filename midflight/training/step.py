@@ -1,7 +1,7 @@
 """One update: the drift check, gradients over all packs, clipping, the optimizer.
 
 Invariant: before the first weight moves, the trainer's log-prob of every trained token has been compared with the
-sampler's; drift over the bound stops the run with both numbers and the likely cause.
+sampler's (`drift.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from midflight.config import TrainingConfig
 from midflight.engines.local.grammar import Masks
+from midflight.training.drift import DriftCheck, drift_cause, without
 from midflight.training.losses import Clip, LossInputs, importance_corrections, objective
 from midflight.training.packing import Pack, PackedBatch, Row, pack_rows
 from midflight.training.policy import Policy
@@ -29,10 +30,6 @@ MOST_SKIPPED = 3
 """Updates in a row whose gradient is not finite before the run stops."""
 LEAST_PACK = 64
 """Tokens below which a pack is not split further when memory runs out."""
-
-
-class DriftError(RuntimeError):
-    """Sampler and trainer disagree on the log-prob of a trained token."""
 
 
 class GradientError(RuntimeError):
@@ -55,6 +52,8 @@ class UpdateMetrics:
     drift: float = 0.0
     drift_cause: str = ""
     """What may make sampler and trainer differ: see `drift_cause`."""
+    drift_left_out: int = 0
+    """Tokens that did not train since they drifted over the bound."""
     grad_norm: float = 0.0
     trained_tokens: int = 0
     unique_tokens: int = 0
@@ -72,19 +71,6 @@ class UpdateMetrics:
         """As it goes into the metrics."""
         record = {**asdict(self), "clip_fraction": self.clipped / max(self.scored_tokens, 1)}
         return {name: value for name, value in record.items() if name not in ("clipped", "scored_tokens")}
-
-
-def drift_cause(rows: Sequence[Row], version: int, dtype: torch.dtype) -> str:
-    """Why the log-probs of `rows` may differ between sampler and trainer, from what is known of both."""
-    causes = []
-    stale = sum(row.weights_version != version for row in rows)
-    if stale:
-        causes.append(f"{stale} of {len(rows)} rows drawn with older weights")
-    if dtype is not torch.float32:
-        causes.append(f"{str(dtype).removeprefix('torch.')} rounding")
-    if any(row.supports for row in rows):
-        causes.append("truncated sampling")
-    return ", ".join(causes) or "float32 rounding"
 
 
 class Updater:
@@ -130,7 +116,7 @@ class Updater:
         Rows that were not `drawn` here, demonstrations, have no log-prob to compare with: there is no drift.
 
         Raises:
-            DriftError: a log-prob is off by more than `max_drift` before the first optimizer step.
+            DriftError: log-probs are off by more than `max_drift` before the first optimizer step; see `DriftCheck`.
             GradientError: the gradient was not finite `MOST_SKIPPED` times in a row.
             OutOfMemory: no pack fits.
         """
@@ -138,39 +124,48 @@ class Updater:
         dtype = next(self.policy.causal.parameters()).dtype
         metrics = UpdateMetrics(drift_cause=drift_cause(rows, version, dtype))
         rows = list(rows)
+        check = DriftCheck(settings.max_drift, settings.max_drift_share, metrics.drift_cause) if drawn else None
         if settings.importance_cap is not None or settings.mini_batches > 1:
-            rows = self._with_old(rows, metrics)
+            rows = self._with_old(rows, check, metrics)
+            check = None
         first = True
         for epoch in range(settings.epochs):
             parts = mini_batches(rows, settings.mini_batches, seed + epoch)
             for part in parts:
                 if not first:
                     self.policy.write(self.sampler)
-                self._step(
-                    part,
-                    metrics,
-                    share=1 / len(parts) if epoch == 0 else 0.0,
-                    check=drawn and first and part[0].old is None,
-                )
+                self._step(part, metrics, check, share=1 / len(parts) if epoch == 0 else 0.0)
                 first = False
+            if check is not None:
+                rows, check = without(rows, check.left_out), None
         self.masks.forget_replays()
         metrics.pack_tokens = self.pack_tokens
         return metrics
 
-    def _with_old(self, rows: list[Row], metrics: UpdateMetrics) -> list[Row]:
-        """The rows with the trainer's own log-probs, and the drift check on all of them."""
+    def _with_old(self, rows: list[Row], check: DriftCheck | None, metrics: UpdateMetrics) -> list[Row]:
+        """The rows with the trainer's own log-probs, without those tokens that `check` leaves out."""
 
         def score(budget: int) -> list[tuple[float, ...]]:
             return score_rows(self.sampler, self.masks, pack_rows(rows, budget))
 
         found = self._fitting(score)
-        for row, old in zip(rows, found, strict=True):
+        scored = [replace(row, old=old) for row, old in zip(rows, found, strict=True)]
+        if check is None:
+            return scored
+        for number, (row, old) in enumerate(zip(rows, found, strict=True)):
             free = [index for index, forced in enumerate(row.forced) if not forced]
             ours, theirs = (torch.tensor([values[index] for index in free]) for values in (old, row.logprobs))
-            self._check_drift(ours, theirs, [row.ids[index] for index in free], metrics)
-        return [replace(row, old=old) for row, old in zip(rows, found, strict=True)]
+            check.compare(ours, theirs, [(number, index) for index in free])
+        self._conclude(check, metrics)
+        return without(scored, check.left_out)
 
-    def _step(self, rows: list[Row], metrics: UpdateMetrics, *, share: float, check: bool) -> None:
+    def _conclude(self, check: DriftCheck, metrics: UpdateMetrics) -> None:
+        """Note what a check found, or stop the run."""
+        metrics.drift, metrics.drift_left_out = check.largest, len(check.left_out)
+        if told := check.conclude():
+            self.note(told)
+
+    def _step(self, rows: list[Row], metrics: UpdateMetrics, check: DriftCheck | None, *, share: float) -> None:
         """One optimizer step on `rows`, which are `share` of the first pass (0: of a later one)."""
         gaps: list[float] = []
         if self.settings.loss == "gspo":
@@ -178,28 +173,31 @@ class Updater:
 
         def gradients(budget: int) -> tuple[PackedBatch, UpdateMetrics]:
             self.optimizer.zero_grad(set_to_none=True)
-            batch, part = pack_rows(rows, budget), UpdateMetrics(drift_cause=metrics.drift_cause)
+            batch, part = pack_rows(rows, budget), UpdateMetrics()
+            if check is not None:
+                check.restart()
             with self.policy.scoring(self.sampler) as model:
                 run(
                     model,
                     self.masks,
                     batch,
-                    lambda pack, scores: self._loss(batch, pack, scores, part, gaps, check=check),
+                    lambda pack, scores: self._loss(batch, pack, scores, part, gaps, check),
                     entropy_grad=self.settings.entropy_beta > 0,
                 )
             return batch, part
 
         batch, part = self._fitting(gradients)
+        if check is not None:
+            self._conclude(check, metrics)
         if share:
             metrics.loss += part.loss * share
             metrics.kl += part.kl * share
             metrics.entropy += part.entropy * share
-            metrics.trained_tokens += part.scored_tokens
+            metrics.trained_tokens += part.scored_tokens - metrics.drift_left_out * (check is not None)
             metrics.unique_tokens += batch.unique_tokens
             metrics.total_tokens += batch.total_tokens
         metrics.clipped += part.clipped
         metrics.scored_tokens += part.scored_tokens
-        metrics.drift = max(metrics.drift, part.drift)
         metrics.ratio_max = max(metrics.ratio_max, part.ratio_max)
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm))
         if not math.isfinite(norm):
@@ -245,18 +243,6 @@ class Updater:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
-    def _check_drift(self, ours: torch.Tensor, drawn: torch.Tensor, ids: Sequence[int], metrics: UpdateMetrics) -> None:
-        gaps = (ours - drawn).abs()
-        worst = int(gaps.argmax())  # that of a NaN, if there is one
-        gap = float(gaps[worst])
-        metrics.drift = max(metrics.drift, gap)
-        if not gap <= self.settings.max_drift:
-            raise DriftError(
-                f"sampler and trainer disagree: log-prob {float(drawn[worst]):.6f} when drawn, "
-                f"{float(ours[worst]):.6f} in the trainer, a drift over training.max_drift = "
-                f"{self.settings.max_drift:g} (token {ids[worst]}; {metrics.drift_cause})"
-            )
-
     def _turn_gaps(self, rows: list[Row]) -> list[float]:
         """Mean of logprob - behaviour over each row's trained tokens, under the present weights: a forward pass."""
 
@@ -277,8 +263,7 @@ class Updater:
         scores: Scores,
         metrics: UpdateMetrics,
         gaps: Sequence[float],
-        *,
-        check: bool,
+        check: DriftCheck | None,
     ) -> torch.Tensor:
         settings = self.settings
         terms = [pack.terms[number] for number in scores.terms]
@@ -294,9 +279,11 @@ class Updater:
 
         drawn, old = of_token("logprobs"), of_token("old")
         assert drawn is not None
-        if check:
-            ids = [row.ids[term.position] for row, term in zip(rows, terms, strict=True)]
-            self._check_drift(scores.logprobs.detach(), drawn, ids, metrics)
+        weights = tensor([row.weight for row in rows])
+        if check is not None:
+            weights = weights * check.compare(
+                scores.logprobs.detach(), drawn, [(term.row, term.position) for term in terms]
+            )
         corrections = None
         if settings.importance_cap is not None and old is not None:
             pair = (drawn, old)
@@ -312,7 +299,7 @@ class Updater:
                 logprobs=scores.logprobs,
                 behaviour=tensor([self._behaviour(row)[term.position] for row, term in zip(rows, terms, strict=True)]),
                 advantages=tensor([row.advantage for row in rows]),
-                weights=tensor([row.weight for row in rows]),
+                weights=weights,
                 reference=of_token("reference"),
                 entropies=scores.entropies,
                 turn_gaps=tensor([gaps[term.row] for term in terms]) if gaps else None,

@@ -27,9 +27,9 @@ from midflight.tasks.base import Task
 from midflight.tools import tool
 from midflight.training import step
 from midflight.training.demonstrations import DEMONSTRATION, Wanted, select
+from midflight.training.drift import DriftError
 from midflight.training.replay import NotShowable, replay
 from midflight.training.sft import Demonstrations, SupervisedTrainer, sft
-from midflight.training.step import DriftError
 from midflight.training.trainer import train
 from tests.training.recorded import act, entry, record_run, trajectory
 from tests.training.test_step import gap, gradients, policy_of, updater_of

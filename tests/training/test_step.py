@@ -16,9 +16,10 @@ from midflight.config import TrainingConfig
 from midflight.engines.base import GenerateRequest, Message, Sampling
 from midflight.engines.local import LocalEngine, load
 from midflight.training import step, update
+from midflight.training.drift import DriftError
 from midflight.training.packing import Row
 from midflight.training.policy import Policy
-from midflight.training.step import DriftError, GradientError, OutOfMemory, Updater, drift_cause, mini_batches
+from midflight.training.step import GradientError, OutOfMemory, Updater, mini_batches
 from tests.training import oracle
 from tests.training.tiny import make_tiny_model
 
@@ -215,14 +216,6 @@ def test_sampler_and_trainer_agree_on_truncated_distributions(
             updater_of(policy, engine, max_drift=1e-5).update(blind)
 
 
-def test_the_cause_of_drift_is_what_is_known_of_both_sides() -> None:
-    row = Row((1,), (2,), (0.0,), (False,), 1.0, None, weights_version=3)
-    assert drift_cause([row], 3, torch.float32) == "float32 rounding"
-    assert drift_cause([row, replace(row, weights_version=2)], 3, torch.bfloat16) == (
-        "1 of 2 rows drawn with older weights, bfloat16 rounding"
-    )
-
-
 def test_drift_is_checked_before_the_first_weight_moves_also_with_mini_batches(
     folder: Path, engine: LocalEngine
 ) -> None:
@@ -231,9 +224,43 @@ def test_drift_is_checked_before_the_first_weight_moves_also_with_mini_batches(
     before = [parameter.detach().clone() for parameter in policy.parameters()]
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
     updater = updater_of(policy, engine, optimizer, mini_batches=4, max_drift=0.01)
-    with pytest.raises(DriftError, match=r"a drift over training.max_drift = 0.01 \(token \d+; float32 rounding\)"):
+    with pytest.raises(DriftError, match=r"over training.max_drift = 0.01 \(row \d+, token \d+; float32 rounding\)"):
         updater.update(rows)
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"epochs": 2}, {"importance_cap": 2.0}, {"loss": "gspo", "kl_beta": 0.1}])
+def test_a_token_that_drifts_alone_is_left_out_as_a_forced_one_would_be(
+    folder: Path, engine: LocalEngine, settings: dict[str, Any]
+) -> None:
+    policy = policy_of(folder)
+    plain = updater_of(policy, engine)
+    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8))
+    true = update.score_rows(plain.sampler, engine.masks, step.pack_rows(rows, 4096))
+    rows = [replace(row, logprobs=values, reference=values) for row, values in zip(rows, true, strict=True)]
+    place = rows[2].forced.index(False)
+    moved = tuple(value + 5e-4 * (index == place) for index, value in enumerate(rows[2].logprobs))
+    drifted = [*rows[:2], replace(rows[2], logprobs=moved), *rows[3:]]
+    told: list[str] = []
+    updater = updater_of(policy, engine, max_drift=1e-4, max_drift_share=0.1, **settings)
+    updater.note = told.append
+    metrics = updater.update(drifted)
+    ours = gradients(policy).clone()
+    forced = tuple(flag or index == place for index, flag in enumerate(rows[2].forced))
+    expected = [*rows[:2], replace(rows[2], forced=forced), *rows[3:]]
+    reference = updater_of(policy, engine, **settings).update(expected)
+    assert gap(ours, gradients(policy)) < (1e-3 if settings.get("loss") == "gspo" else 1e-5)
+    tokens = sum(row.forced.count(False) for row in rows)
+    assert (metrics.drift_left_out, metrics.trained_tokens) == (1, tokens - 1) == (1, reference.trained_tokens)
+    assert metrics.drift <= 1e-4
+    assert len(told) == 1 and told[0].startswith(f"1 of {tokens} tokens left out of the update: log-prob ")
+    assert f"(row 2, token {place}; float32 rounding)" in told[0]
+    updater = updater_of(policy, engine, max_drift=1e-4, max_drift_share=0.9 / tokens, **settings)
+    with pytest.raises(DriftError, match=f"sampler and trainer disagree on 1 of {tokens} tokens: log-prob "):
+        updater.update(drifted)
+    updater = updater_of(policy, engine, max_drift=4e-5, max_drift_share=0.1, **settings)
+    with pytest.raises(DriftError, match="sampler and trainer disagree: log-prob "):
+        updater.update(drifted)
 
 
 def test_importance_weights_correct_for_another_sampler_up_to_the_cap(folder: Path, engine: LocalEngine) -> None:
