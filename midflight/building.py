@@ -136,6 +136,7 @@ def local_engine(recipe: Recipe, loaded: LoadedModel, around: Callable[[], objec
             context_length=model.context_length,
             max_batch=model.max_batch,
             prefix_tokens=model.prefix_tokens,
+            continuous=model.continuous_batching,
             around=around,
         )
     except ValueError as error:

@@ -43,6 +43,9 @@ class ModelConfig(Section):
     """Tokens of prompt and continuation together; bounded by the model's own limit."""
     max_batch: int = Field(default=64, ge=1)
     """Requests the engine decodes together."""
+    continuous_batching: bool = False
+    """Admit requests into a running batch. Saves waiting where modules or tools take unlike times; what shares a
+    forward then depends on the clock, and a run repeats its numbers up to rounding only."""
     prefix_tokens: int = Field(default=8192, ge=0)
     """Tokens whose keys and values are kept between requests, the least recently used dropped first."""
     lora: LoraConfig | None = LoraConfig()

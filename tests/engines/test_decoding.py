@@ -4,7 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midflight.engines.local.decoding import Node, arrange, slices
+from midflight.engines.local.decoding import arrange
+from midflight.engines.local.prefilling import slices
+from midflight.engines.local.rows import Node
 
 UNBOUNDED = 10**9
 

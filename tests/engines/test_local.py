@@ -204,7 +204,7 @@ def test_a_small_score_budget_changes_nothing(engine, plain, monkeypatch):
     rows = [request(f"Question: {n} + {n}?\n", "Turn 1:", sampling=replace(WARM, seed=n)) for n in range(5)]
     expected = [generation.ids for generation in ask(engine, *rows)]
     engine.forget()
-    monkeypatch.setattr("midflight.engines.local.decoding.SCORE_BUDGET", 1)
+    monkeypatch.setattr("midflight.engines.local.prefilling.SCORE_BUDGET", 1)
     generations = ask(engine, *rows)
     assert [generation.ids for generation in generations] == expected
     for generation in generations:

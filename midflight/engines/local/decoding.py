@@ -6,229 +6,45 @@ floating-point rounding. Log-probs are those of the distribution the token was d
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from llguidance import LLMatcher
 
-from midflight.engines.base import FinishReason, Sampling
-from midflight.engines.local.attention import LayerKV, SuffixCache
+from midflight.engines.base import Sampling
+from midflight.engines.local.attention import SuffixCache
 from midflight.engines.local.grammar import Masks
+from midflight.engines.local.prefilling import LAST, Filled, behind, causal_mask, common_trunk, fill, make_trunk
 from midflight.engines.local.prefixes import Ids, PrefixTree
+from midflight.engines.local.rows import Node, Row
 
-SCORE_BUDGET = 32_000_000
-"""Most attention scores of one layer in a forward of the prefill; more rows are prefilled in slices."""
-
-LAST = torch.tensor([-1])
-"""Logits of the last token alone. An index, since a slice would leave the hidden states strided, and slow."""
-
-
-@dataclass
-class Row:
-    """One request in decoding. `segments` are the prompt's ids in order; `sampling.seed` must be set."""
-
-    segments: list[list[int]]
-    sampling: Sampling
-    grammar: str | None
-    stop_ids: frozenset[int]
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    forced: list[bool] = field(default_factory=list)
-    supports: list[Ids] = field(default_factory=list)
-    finish: FinishReason | None = None
-
-    def __post_init__(self) -> None:
-        self.prompt: Ids = tuple(token for segment in self.segments for token in segment)
-        self.uniforms = np.random.Generator(np.random.Philox(self.sampling.seed))
-
-
-@dataclass
-class Node:
-    """Rows that have drawn the same ids from the same prompt under the same rules: one forward serves them all.
-
-    `pending` are the last ids, which the model has not been fed yet; `allowed` [vocabulary] are the tokens that may
-    come next (None: all).
-    """
-
-    rows: list[Row]
-    matcher: LLMatcher | None
-    pending: list[int] = field(default_factory=list)
-    allowed: np.ndarray | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.rows[0].finish is not None
-
-    def take(self, token: int, logprob: float, *, forced: bool = False, support: Ids = ()) -> None:
-        """Give every row its next token; `support` are the tokens it was drawn from, where the sampling truncates."""
-        head = self.rows[0]
-        if self.matcher is not None:
-            self.matcher.consume_token(token)
-        stopped = token in head.stop_ids or (self.matcher is not None and self.matcher.is_stopped())
-        spent = len(head.ids) + 1 >= head.sampling.max_tokens
-        for row in self.rows:
-            row.ids.append(token)
-            row.logprobs.append(logprob)
-            row.forced.append(forced)
-            if row.sampling.truncates:
-                row.supports.append(support)
-            row.finish = FinishReason.STOP if stopped else FinishReason.LENGTH if spent else None
-        self.pending.append(token)
-
-    def settle(self, masks: Masks) -> None:
-        """Take the tokens on which the grammar leaves no choice: they need no forward to be drawn."""
-        while not self.done and self.matcher is not None:
-            self.allowed = masks.allowed(self.matcher)
-            if np.count_nonzero(self.allowed) != 1:
-                break
-            self.take(int(self.allowed.argmax()), 0.0, forced=True)
+LAPS = 4
+"""Lengths of a continuation that a running batch has columns for; then it runs out, and the next one starts."""
 
 
 @dataclass(frozen=True)
-class Trunk:
-    """What all prompts of a batch begin with, computed and held once."""
+class Arrivals:
+    """Requests that join a running batch, in order of arrival; at most `most` are in it at a time.
 
-    ids: Ids
-    layers: list[LayerKV]
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What the model's forward is told of it."""
-        return {"trunk": self.layers} if self.ids else {}
-
-
-@dataclass
-class Filled:
-    """Prompts behind a trunk, computed: row i of everything is `prompts[i]`.
-
-    `logits` [prompts, vocabulary] are those after each prompt; `padding` [rows, 1, 1, width] is an additive mask that
-    hides the columns a row has nothing in.
+    `peek` gives the next one and leaves it; `take` removes it. `ended` gets rows that have ended.
     """
 
-    prompts: list[Ids]
-    cache: SuffixCache
-    padding: torch.Tensor
-    logits: torch.Tensor
-
-
-def causal_mask(length: int, dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
-    """Additive causal mask [1, 1, length, length]."""
-    full = torch.full((length, length), torch.finfo(dtype).min, dtype=dtype, device=device)
-    return full.triu(1)[None, None]
-
-
-def common_trunk(rows: list[Row]) -> Ids:
-    """The longest run of whole segments all prompts begin with, short of a full prompt."""
-    first = rows[0].segments
-    count = min(len(row.segments) for row in rows) - 1
-    for row in rows[1:]:
-        for index in range(count):
-            if row.segments[index] != first[index]:
-                count = index
-                break
-    return tuple(token for segment in first[:count] for token in segment)
-
-
-def make_trunk(model: Any, tree: PrefixTree, ids: Ids) -> Trunk:
-    """Keys and values of `ids`, [kv heads, len(ids), d] a layer."""
-    if not ids:
-        return Trunk(ids, [])
-    if tree.find(ids)[0] < len(ids):
-        prefill(model, tree, Trunk((), []), [ids])
-    whole = torch.cat(tree.find(ids)[1], dim=-2)
-    return Trunk(ids, [(key, value) for key, value in whole])
-
-
-def shared_runs(tree: PrefixTree, cut: int, rows: Iterable[Row]) -> list[Ids]:
-    """Of the prompts' unknown segments behind a trunk of `cut` tokens: the longest runs that several begin with."""
-    runs = []
-    for row in rows:
-        known = max(cut, tree.find(row.prompt)[0])
-        ends = accumulate(map(len, row.segments[:-1]))
-        runs.append([row.prompt[:end] for end in ends if end > known])
-    times = Counter(run for found in runs for run in found)
-    longest = ([run for run in found if times[run] > 1][-1:] for found in runs)
-    return list(dict.fromkeys(run for found in longest for run in found))
-
-
-def prefill(
-    model: Any, tree: PrefixTree, trunk: Trunk, prompts: Sequence[Ids], *, rows: int = 0, room: int = 0
-) -> Filled:
-    """Compute of every prompt what the tree does not hold, prompts of like length together, and add it to the tree.
-
-    All end in one column: [hidden, known, hidden, new tokens, room]. `rows` and `room` are how many rows and further
-    columns the cache shall take.
-    """
-    device, dtype, cut = model.device, model.dtype, len(trunk.ids)
-    known: dict[Ids, tuple[int, list[torch.Tensor]]] = {}
-    for prompt in prompts:
-        end, pieces = tree.find(prompt[:-1])  # the last token is computed for its logits
-        known[prompt] = (end, _behind(pieces, cut)) if end > cut else (cut, [])
-    prompts = sorted(prompts, key=lambda prompt: len(prompt) - known[prompt][0])
-    fresh = [len(prompt) - known[prompt][0] for prompt in prompts]
-    width = max(end for end, _ in known.values()) - cut + fresh[-1]
-    cache = SuffixCache(model, max(rows, len(prompts)), width + room)
-    padding = torch.full((max(rows, len(prompts)), 1, 1, width), torch.finfo(dtype).min, dtype=dtype)
-    logits = []
-    heads = model.config.num_attention_heads
-    for first, last in slices(fresh, lambda new: SCORE_BUDGET // (heads * new * width)):
-        bucket = prompts[first:last]
-        new = fresh[last - 1]
-        start = width - new
-        ids = torch.zeros(len(bucket), new, dtype=torch.long)
-        positions = torch.zeros(len(bucket), new, dtype=torch.long)
-        cache.focus(first, last, start)
-        for row, prompt in enumerate(bucket):
-            end, pieces = known[prompt]
-            ids[row, end - len(prompt) :] = torch.tensor(prompt[end:])
-            positions[row, end - len(prompt) :] = torch.arange(end, len(prompt))
-            padding[first + row, :, :, end - len(prompt) :] = 0.0
-            padding[first + row, :, :, start - (end - cut) : start] = 0.0
-            cache.load(first + row, pieces)
-        causal = torch.cat([torch.zeros(1, 1, new, start, dtype=dtype), causal_mask(new, dtype)], dim=-1)
-        output = model(
-            input_ids=ids.to(device),
-            position_ids=positions.to(device),
-            attention_mask=(causal + padding[first:last]).clamp(min=torch.finfo(dtype).min).to(device),
-            cache=cache,
-            logits_to_keep=LAST,
-            **trunk.arguments,
-        )
-        logits.append(output.logits[:, -1])
-        for row, prompt in enumerate(bucket):
-            end = known[prompt][0]
-            tree.add(prompt, end, cache.read(first + row, width - (len(prompt) - end), width))
-    cache.focus(0, max(rows, len(prompts)), width)
-    return Filled(prompts, cache, padding.to(device), torch.cat(logits))
-
-
-def _behind(pieces: list[torch.Tensor], cut: int) -> list[torch.Tensor]:
-    """The pieces without their first `cut` tokens."""
-    kept = []
-    for piece in pieces:
-        if cut < piece.shape[-2]:
-            kept.append(piece[..., cut:, :])
-        cut = max(0, cut - piece.shape[-2])
-    return kept
+    peek: Callable[[], Row | None]
+    take: Callable[[], Row]
+    ended: Callable[[list[Row]], None]
+    most: int
 
 
 @torch.inference_mode()
-def generate(model: Any, tree: PrefixTree, masks: Masks, rows: list[Row]) -> None:
-    """Fill `ids`, `logprobs`, `forced` and `finish` of each row."""
-    cut = len(trunk_ids := common_trunk(rows))
-    by_prompt = {row.prompt: row for row in rows}
+def generate(model: Any, tree: PrefixTree, masks: Masks, rows: list[Row], arrivals: Arrivals | None = None) -> None:
+    """Fill `ids`, `logprobs`, `forced` and `finish` of each row, and of those that arrive meanwhile."""
+    room = max(row.sampling.max_tokens for row in rows)
+    seats = len(rows) if arrivals is None else arrivals.most
     try:
-        trunk = make_trunk(model, tree, trunk_ids)
-        if runs := shared_runs(tree, cut, by_prompt.values()):
-            prefill(model, tree, trunk, runs)
-        room = max(row.sampling.max_tokens for row in rows)
-        filled = prefill(model, tree, trunk, list(by_prompt), rows=len(rows), room=room)
-        decode(model, tree, masks, trunk, filled, first_nodes(rows, masks, filled.prompts))
+        trunk = make_trunk(model, tree, common_trunk(rows))
+        filled = fill(model, tree, trunk, rows, seats=seats, room=room if arrivals is None else LAPS * room)
+        decode(model, tree, masks, filled, first_nodes(rows, masks, filled.prompts), arrivals)
     finally:
         tree.trim()
 
@@ -248,7 +64,12 @@ def first_nodes(rows: list[Row], masks: Masks, prompts: list[Ids]) -> list[tuple
 
 
 def decode(
-    model: Any, tree: PrefixTree, masks: Masks, trunk: Trunk, filled: Filled, nodes: list[tuple[int, Node]]
+    model: Any,
+    tree: PrefixTree,
+    masks: Masks,
+    filled: Filled,
+    nodes: list[tuple[int, Node]],
+    arrivals: Arrivals | None = None,
 ) -> None:
     """Draw until every row has ended. Each of `nodes` comes with the row of `filled` that it goes on from.
 
@@ -256,7 +77,7 @@ def decode(
     node as many tokens as the one with the fewest pending has; a node draws when it has none.
     """
     cache, padding, logits = filled.cache, filled.padding, filled.logits
-    device, dtype, width = model.device, model.dtype, padding.shape[-1]
+    device, dtype = model.device, model.dtype
     while True:
         waiting = [(place, node) for place, node in nodes if not node.pending]
         ongoing = [(place, node) for place, node in nodes if node.pending]
@@ -266,36 +87,74 @@ def decode(
         for place, node in ongoing:
             if node.done:
                 head = node.rows[0]
-                fed = len(head.ids) - len(node.pending)
                 tree.add(
-                    (head.prompt + tuple(head.ids))[: len(head.prompt) + fed],
+                    (head.prompt + tuple(head.ids))[: len(head.prompt) + node.fed],
                     len(head.prompt),
-                    cache.read(place, width, width + fed),
+                    cache.read(place, cache.used - node.fed, cache.used),
                 )
+                if arrivals is not None:
+                    arrivals.ended(node.rows)
         nodes = arrange([(place, node) for place, node in ongoing if not node.done], cache, padding)
         if not nodes:
             return
+        if arrivals is not None:
+            nodes += admit(model, tree, masks, filled, nodes, arrivals)
         count = len(nodes)
         step = min(len(node.pending) for _, node in nodes)
-        fed = cache.used - width
-        heads = [node.rows[0] for _, node in nodes]
         mask = torch.zeros(count, 1, step, cache.used + step, dtype=dtype, device=device)
-        mask[..., :width] = padding[:count]
+        mask[..., : cache.used] = padding[:count, ..., : cache.used]
         mask[..., cache.used :] = causal_mask(step, dtype, device)
         cache.focus(0, count, cache.used)
+        starts = [len(node.rows[0].prompt) + node.fed for _, node in nodes]
         logits = model(
             input_ids=torch.tensor([node.pending[:step] for _, node in nodes], device=device),
-            position_ids=torch.tensor(
-                [list(range(len(head.prompt) + fed, len(head.prompt) + fed + step)) for head in heads], device=device
-            ),
+            position_ids=torch.tensor([list(range(start, start + step)) for start in starts], device=device),
             attention_mask=mask,
             cache=cache,
             logits_to_keep=LAST,
-            **trunk.arguments,
+            **filled.trunk.arguments,
         ).logits[:, -1]
         cache.advance(step)
         for _, node in nodes:
             del node.pending[:step]
+
+
+def admit(
+    model: Any, tree: PrefixTree, masks: Masks, filled: Filled, nodes: list[tuple[int, Node]], arrivals: Arrivals
+) -> list[tuple[int, Node]]:
+    """Take in the requests that arrived, as long as the first of them fits, in the rows behind those of `nodes`.
+
+    It fits when it begins with the trunk, its prompt is no longer than the columns before the next and its continuation
+    than those that are left. What does not fit waits for the next batch; nothing overtakes it.
+    """
+    cache, cut = filled.cache, len(filled.trunk.ids)
+    left = filled.padding.shape[-1] - cache.used
+    inside = sum(len(node.rows) for _, node in nodes)
+    fresh: list[Row] = []
+    while inside + len(fresh) < arrivals.most and (row := arrivals.peek()) is not None:
+        suffix = len(row.prompt) - cut
+        if row.prompt[:cut] != filled.trunk.ids or not 0 < suffix <= cache.used or row.sampling.max_tokens > left:
+            break
+        fresh.append(arrivals.take())
+    if not fresh:
+        return []
+    new = fill(model, tree, filled.trunk, fresh)
+    started = first_nodes(fresh, masks, new.prompts)
+    ready = [node for _, node in started if node.pending]
+    if waiting := [(place, node) for place, node in started if not node.pending]:
+        drawn = draw(new.logits[[place for place, _ in waiting]].float(), [node for _, node in waiting], masks)
+        ready += [node for _, node in drawn]
+    seated: list[tuple[int, Node]] = []
+    for node in ready:
+        if node.done:
+            arrivals.ended(node.rows)
+            continue
+        place, prompt = len(nodes) + len(seated), node.rows[0].prompt
+        length, pieces = tree.find(prompt)
+        assert length == len(prompt), "fill leaves the whole prompt in the tree"
+        filled.seat(place, behind(pieces, cut))
+        seated.append((place, node))
+    return seated
 
 
 def arrange(nodes: list[tuple[int, Node]], cache: SuffixCache, padding: torch.Tensor) -> list[tuple[int, Node]]:
@@ -315,25 +174,6 @@ def arrange(nodes: list[tuple[int, Node]], cache: SuffixCache, padding: torch.Te
         for place, (_, node) in zip(empty, movers, strict=True):
             seats[place] = node
     return [(place, node) for place, node in enumerate(seats) if node is not None]
-
-
-def slices(
-    lengths: list[int], most: Callable[[int], int], waste: float = 1.35, least: int = 4
-) -> list[tuple[int, int]]:
-    """Cut ascending lengths into spans [first, last) so that padding a span to its longest wastes little.
-
-    A span goes on while the next length is within `waste` of its shortest, and at least until `least` are in it; but it
-    holds at most `most(longest)`, or one.
-    """
-    spans = []
-    first = 0
-    for index in range(1, len(lengths) + 1):
-        full = index < len(lengths) and index - first >= max(1, most(lengths[index]))
-        unlike = index < len(lengths) and lengths[index] > waste * lengths[first] and index - first >= least
-        if index == len(lengths) or full or unlike:
-            spans.append((first, index))
-            first = index
-    return spans
 
 
 def draw(logits: torch.Tensor, nodes: list[Node], masks: Masks) -> list[tuple[int, Node]]:

@@ -1,7 +1,8 @@
 """The local engine: a transformers model that many trajectories share.
 
 Requests that arrive together are decoded together. One worker thread runs the model, so the event loop stays free;
-batches are formed in order of arrival, so a run with the same seeds forms the same batches.
+batches are formed in order of arrival, so a run with the same seeds forms the same batches. With continuous batching a
+request joins the running batch, and what shares a forward depends on the clock.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import dataclasses
 import secrets
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,11 +28,12 @@ from midflight.engines.base import (
     Message,
     PromptTooLong,
 )
-from midflight.engines.local.decoding import Row, generate
+from midflight.engines.local.decoding import Arrivals, generate
 from midflight.engines.local.grammar import GrammarError, Masks
 from midflight.engines.local.models import LoadedModel
 from midflight.engines.local.prefixes import PrefixTree
 from midflight.engines.local.prompts import PromptEncoder
+from midflight.engines.local.rows import Row
 
 _QUIET_TICKS = 8
 """Turns of the event loop without a new request before a batch starts."""
@@ -38,10 +41,14 @@ _AWAKE_SECONDS = 0.25
 """The event loop wakes as often during a batch: a signal that comes just as it falls asleep does not wake it."""
 
 
+_Entry = tuple[Row, GenerateRequest, "asyncio.Future[Generation]"]
+
+
 class LocalEngine:
     """An `Engine` on a model in this process.
 
-    `around` is entered for each batch (the frozen modules use it to switch an adapter off).
+    `continuous` admits requests into a running batch, and answers each as soon as it has ended. `around` is entered
+    for each batch (the frozen modules use it to switch an adapter off).
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class LocalEngine:
         context_length: int = 2048,
         max_batch: int = 64,
         prefix_tokens: int = 8192,
+        continuous: bool = False,
         around: Callable[[], Any] | None = None,
     ) -> None:
         self.model = loaded.model
@@ -67,7 +75,9 @@ class LocalEngine:
         self._max_batch = max_batch
         self._around = around or _nothing
         self._prefixes = PrefixTree(prefix_tokens)
-        self._queue: list[tuple[Row, GenerateRequest, asyncio.Future[Generation]]] = []
+        self._continuous = continuous
+        self._queue: deque[_Entry] = deque()
+        self._running: dict[int, _Entry] = {}
         self._pump: asyncio.Task[None] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midflight-engine")
         ends = loaded.model.generation_config.eos_token_id
@@ -124,29 +134,51 @@ class LocalEngine:
                 waiting = len(self._queue)
                 for _ in range(_QUIET_TICKS):
                     await asyncio.sleep(0)
-            batch, self._queue = self._queue[: self._max_batch], self._queue[self._max_batch :]
-            batch = [entry for entry in batch if not entry[2].done()]  # cancelled while waiting
-            if not batch:
+            rows: list[Row] = []
+            while len(rows) < self._max_batch and self._next() is not None:
+                rows.append(self._take())
+            if not rows:
                 continue
-            rows = [entry[0] for entry in batch]
             try:
-                decoding = loop.run_in_executor(self._worker, self._decode, rows)
+                decoding = loop.run_in_executor(self._worker, self._decode, rows, loop)
                 while not decoding.done():
                     await asyncio.wait([decoding], timeout=_AWAKE_SECONDS)
                 decoding.result()
             except Exception as error:  # the boundary: a failed forward is an infrastructure failure of each request
-                for _, _, future in batch:
+                failed, self._running = list(self._running.values()), {}
+                for _, _, future in failed:
                     if not future.done():
                         future.set_exception(EngineError(f"local engine: {type(error).__name__}: {error}"))
-                continue
-            for row, request, future in batch:
-                if not future.done():
-                    future.set_result(self._generation(row, request))
+            self._settle([row for row, _, _ in self._running.values()])
 
-    def _decode(self, rows: list[Row]) -> None:
+    def _next(self) -> Row | None:
+        """The request to take next; those that were cancelled while they waited fall away."""
+        while self._queue and self._queue[0][2].done():
+            self._queue.popleft()
+        return self._queue[0][0] if self._queue else None
+
+    def _take(self) -> Row:
+        entry = self._queue.popleft()
+        self._running[id(entry[0])] = entry
+        return entry[0]
+
+    def _settle(self, rows: list[Row]) -> None:
+        """Answer these requests."""
+        for row in rows:
+            _, request, future = self._running.pop(id(row))
+            self.generated_tokens += len(row.ids)
+            if not future.done():
+                future.set_result(self._generation(row, request))
+
+    def _decode(self, rows: list[Row], loop: asyncio.AbstractEventLoop) -> None:
+        """Runs in the worker; it alone takes from the queue while it does."""
+
+        def ended(rows: list[Row]) -> None:
+            loop.call_soon_threadsafe(self._settle, rows)
+
+        arrivals = Arrivals(self._next, self._take, ended, self._max_batch) if self._continuous else None
         with self._around():
-            generate(self.model, self._prefixes, self.masks, rows)
-        self.generated_tokens += sum(len(row.ids) for row in rows)
+            generate(self.model, self._prefixes, self.masks, rows, arrivals)
 
     def _generation(self, row: Row, request: GenerateRequest) -> Generation:
         ended = row.finish is FinishReason.STOP and row.ids[-1] in self._stop_ids

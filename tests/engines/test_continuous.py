@@ -1,0 +1,168 @@
+"""Continuous batching on a tiny model: who joins a running batch, who waits, and that nothing is drawn differently."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midflight.engines.base import EngineError, GenerateRequest, Generation, Message, Sampling
+from midflight.engines.local import LocalEngine, load
+from midflight.engines.local import engine as engine_module
+from midflight.engines.local.decoding import LAPS, generate
+from tests.training.tiny import make_byte_model
+
+pytestmark = pytest.mark.model
+
+SYSTEM = Message("system", ("Answer.\n",))
+WARM = Sampling(temperature=0.8, max_tokens=12, seed=1)
+NO_END = "start: /[a-z ]{200}/\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_byte_model(tmp_path_factory.mktemp("bytes"))
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many requests each batch began with."""
+    seen: list[int] = []
+
+    def counted(model: Any, tree: Any, masks: Any, rows: Any, arrivals: Any = None) -> None:
+        seen.append(len(rows))
+        generate(model, tree, masks, rows, arrivals)
+
+    monkeypatch.setattr(engine_module, "generate", counted)
+    yield seen
+
+
+def asked(*parts: str, grammar: str | None = None, **sampling: Any) -> GenerateRequest:
+    return GenerateRequest((SYSTEM, Message("user", parts)), replace(WARM, **sampling), grammar)
+
+
+def run(folder: Path, waves: Sequence[Sequence[GenerateRequest]], **settings: Any) -> list[Generation]:
+    """The waves' requests; each wave is sent when a forward of the one before has begun. In order of the requests."""
+    engine = LocalEngine(load(str(folder)), chat_template=False, **settings)
+    forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    engine.model.register_forward_pre_hook(count)
+
+    async def all_waves() -> list[Generation]:
+        tasks: list[asyncio.Task[Generation]] = []
+        for wave in waves:
+            before = forwards
+            tasks += [asyncio.create_task(engine.generate(one)) for one in wave]
+            while forwards < before + 3 and not all(task.done() for task in tasks):
+                await asyncio.sleep(0.001)
+        return await asyncio.gather(*tasks)
+
+    try:
+        return asyncio.run(all_waves())
+    finally:
+        engine.close()
+
+
+def alone(folder: Path, requests: Sequence[GenerateRequest]) -> list[Generation]:
+    return [run(folder, [[one]])[0] for one in requests]
+
+
+def assert_same(found: Sequence[Generation], expected: Sequence[Generation]) -> None:
+    assert [one.ids for one in found] == [one.ids for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+        assert (one.forced, one.finish_reason, one.prompt_ids) == (other.forced, other.finish_reason, other.prompt_ids)
+
+
+LONG = [asked("A question\n", f"number {n}:", grammar=NO_END, seed=n, max_tokens=60) for n in range(3)]
+LATE = [
+    asked("A question\n", "x:", seed=7, max_tokens=9),
+    asked("A question\n", "x:", seed=8, max_tokens=9),
+    asked("A question\n", "yy:", seed=9, max_tokens=5, temperature=0.0),
+    asked("A question\n", "z:", grammar='start: "one way" ("!" | "?")\n', seed=3),
+    asked("A question\n", "z:", grammar='start: "only"\n'),
+]
+
+
+def test_late_requests_join_and_draw_what_they_would_alone(folder: Path, batches: list[int]) -> None:
+    found = run(folder, [LONG, LATE[:2], LATE[2:]], continuous=True)
+    assert batches == [3]
+    assert found[-1].text == "only" and all(found[-1].forced)
+    batches.clear()
+    assert_same(found, alone(folder, [*LONG, *LATE]))
+
+
+def test_without_it_they_wait_for_the_batch_to_end(folder: Path, batches: list[int]) -> None:
+    found = run(folder, [LONG, LATE[:2], LATE[2:]])
+    assert batches == [3, 5]
+    assert_same(found, alone(folder, [*LONG, *LATE]))
+
+
+def test_a_short_request_is_answered_while_a_long_one_goes_on(folder: Path) -> None:
+    engine = LocalEngine(load(str(folder)), chat_template=False, continuous=True)
+    order: list[str] = []
+
+    async def both() -> None:
+        async def one(name: str, request: GenerateRequest) -> None:
+            await engine.generate(request)
+            order.append(name)
+
+        await asyncio.gather(one("long", LONG[0]), one("short", replace(LATE[0], sampling=replace(WARM, max_tokens=2))))
+
+    asyncio.run(both())
+    assert order == ["short", "long"]
+    engine.close()
+
+
+def test_what_does_not_fit_waits_and_nothing_overtakes_it(folder: Path, batches: list[int]) -> None:
+    other_trunk = replace(LATE[0], messages=(Message("system", ("Something else.\n",)), Message("user", ("Q", "x:"))))
+    found = run(folder, [LONG, [other_trunk, LATE[1]]], continuous=True)
+    assert batches == [3, 2]
+    assert_same(found, alone(folder, [*LONG, other_trunk, LATE[1]]))
+    batches.clear()
+    long_prompt = asked("A question\n", "word " * 40, seed=2, max_tokens=4)  # longer than all columns so far
+    found = run(folder, [LONG, [long_prompt, LATE[1]]], continuous=True)
+    assert batches == [3, 2]
+    assert_same(found, alone(folder, [*LONG, long_prompt, LATE[1]]))
+
+
+def test_no_more_than_max_batch_at_a_time(folder: Path, batches: list[int]) -> None:
+    found = run(folder, [LONG, LATE[:2]], continuous=True, max_batch=4)
+    assert batches[0] == 3
+    assert_same(found, alone(folder, [*LONG, *LATE[:2]]))
+
+
+def test_a_batch_that_runs_out_of_columns_ends_and_the_next_goes_on(folder: Path, batches: list[int]) -> None:
+    rounds = 8 * LAPS
+    waves = [[replace(LONG[0], sampling=replace(LONG[0].sampling, seed=n, max_tokens=8))] for n in range(rounds)]
+    found = run(folder, waves, continuous=True)
+    assert len(batches) > 1
+    assert_same(found, alone(folder, [wave[0] for wave in waves]))
+
+
+def test_a_failed_forward_fails_what_is_running_and_the_rest_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def failing(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("no")
+        generate(*arguments)
+
+    monkeypatch.setattr(engine_module, "generate", failing)
+    engine = LocalEngine(load(str(folder)), chat_template=False, continuous=True)
+    with pytest.raises(EngineError, match="local engine: RuntimeError: no"):
+        asyncio.run(engine.generate(LATE[0]))
+    assert_same([asyncio.run(engine.generate(LATE[0]))], alone(folder, [LATE[0]]))
+    engine.close()
