@@ -108,6 +108,13 @@ def pack_rows(rows: Sequence[Row], budget: int) -> PackedBatch:
     return PackedBatch(tuple(rows), tuple(_Packer(rows, budget).grow(0, len(rows), 0)), budget)
 
 
+def rows_apart(rows: Sequence[Row]) -> PackedBatch:
+    """Every row as a forward of its own, whatever its length: for models that take no tree."""
+    packer = _Packer(rows, budget=1)
+    packs = [packer.whole(k) for k in range(len(rows))]
+    return PackedBatch(tuple(rows), tuple(packs), max((len(pack.ids) for pack in packs), default=0))
+
+
 class _Packer:
     """Cuts the tree of `rows` into packs.
 
@@ -149,6 +156,10 @@ class _Packer:
     def _size(self, first: int, last: int, start: int) -> int:
         """Tokens of the subtree of rows [first, last) behind `start`."""
         return len(self.paths[first]) - start + self.new[last] - self.new[first + 1] if first < last else 0
+
+    def whole(self, k: int) -> Pack:
+        """Path k alone."""
+        return self._chain(k, k + 1, 0, len(self.paths[k]))
 
     def _leaf(self, first: int, last: int, start: int) -> list[Pack]:
         pack = Pack(start)

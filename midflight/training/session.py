@@ -27,6 +27,7 @@ from midflight.building import (
 )
 from midflight.config import Recipe, TrainingConfig, resolved
 from midflight.engines.local import LoadedModel
+from midflight.engines.local.support import is_ours
 from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped, UserError
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
 from midflight.evaluation.report import Closing, pick_example, read_closing, render_report
@@ -141,6 +142,12 @@ class Session(ABC):
             weight_decay=self.settings.weight_decay,
         )
         self.engine = local_engine(recipe, own)
+        whole, most = self.engine.context_length, self.settings.pack_tokens
+        if not is_ours(own.model) and most < whole:
+            raise UserError(
+                f"training.pack_tokens = {most}: a row of this model goes through it whole, and may have {whole} "
+                f"tokens; set training.pack_tokens={whole}, or model.context_length={most}"
+            )
         self.updater = Updater(
             self.policy,
             self.optimizer,

@@ -18,9 +18,10 @@ import torch
 
 from midflight.config import TrainingConfig
 from midflight.engines.local.grammar import Masks
+from midflight.engines.local.support import is_ours
 from midflight.training.drift import DriftCheck, drift_cause, without
 from midflight.training.losses import Clip, LossInputs, importance_corrections, objective
-from midflight.training.packing import Pack, PackedBatch, Row, pack_rows
+from midflight.training.packing import Pack, PackedBatch, Row, pack_rows, rows_apart
 from midflight.training.policy import Policy
 from midflight.training.update import Scores, run, score_rows
 
@@ -104,7 +105,7 @@ class Updater:
 
         def score(budget: int) -> list[tuple[float, ...]]:
             with self.policy.frozen() as model:
-                return score_rows(model, self.masks, pack_rows(rows, budget))
+                return score_rows(model, self.masks, self._packed(rows, budget))
 
         found = self._fitting(score)
         return [replace(row, reference=values) for row, values in zip(rows, found, strict=True)]
@@ -146,7 +147,7 @@ class Updater:
         """The rows with the trainer's own log-probs, without those tokens that `check` leaves out."""
 
         def score(budget: int) -> list[tuple[float, ...]]:
-            return score_rows(self.sampler, self.masks, pack_rows(rows, budget))
+            return score_rows(self.sampler, self.masks, self._packed(rows, budget))
 
         found = self._fitting(score)
         scored = [replace(row, old=old) for row, old in zip(rows, found, strict=True)]
@@ -173,7 +174,7 @@ class Updater:
 
         def gradients(budget: int) -> tuple[PackedBatch, UpdateMetrics]:
             self.optimizer.zero_grad(set_to_none=True)
-            batch, part = pack_rows(rows, budget), UpdateMetrics()
+            batch, part = self._packed(rows, budget), UpdateMetrics()
             if check is not None:
                 check.restart()
             with self.policy.scoring(self.sampler) as model:
@@ -224,6 +225,9 @@ class Updater:
             "training.clip_epsilon, or look at the rows"
         )
 
+    def _packed(self, rows: Sequence[Row], budget: int) -> PackedBatch:
+        return pack_rows(rows, budget) if is_ours(self.sampler) else rows_apart(rows)
+
     def _fitting(self, work: Callable[[int], T]) -> T:
         """`work(pack_tokens)`, again with half of it whenever memory runs out."""
         while True:
@@ -247,7 +251,7 @@ class Updater:
         """Mean of logprob - behaviour over each row's trained tokens, under the present weights: a forward pass."""
 
         def score(budget: int) -> list[tuple[float, ...]]:
-            return score_rows(self.sampler, self.masks, pack_rows(rows, budget))
+            return score_rows(self.sampler, self.masks, self._packed(rows, budget))
 
         found = zip(rows, self._fitting(score), strict=True)
         return [mean_free(row, scored) - mean_free(row, self._behaviour(row)) for row, scored in found]

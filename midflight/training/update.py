@@ -7,14 +7,16 @@ at a time.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from midflight.engines.local.grammar import Masks
+from midflight.engines.local.support import is_ours
 from midflight.training.packing import SCORED_AT_ONCE, Pack, PackedBatch
 
 LayerKV = tuple[Tensor, Tensor]
@@ -102,7 +104,10 @@ class _Scorer:
     def run(self, pack: Pack, before: list[list[LayerKV]]) -> None:
         """One pack, what goes on from it, and its backward pass, when all gradients on it have come in."""
         grad = torch.is_grad_enabled()
-        hidden, own = self._forward(pack, before)
+        if is_ours(self.model):
+            hidden, own = self._forward(pack, before)
+        else:
+            (hidden, pack), own = self._plain_logits(pack), []
         leaves = [tensor.detach().requires_grad_(grad) for tensor in (hidden, *(part for kv in own for part in kv))]
         self._score(pack, leaves[0][0])
         keys, values = leaves[1::2], leaves[2::2]
@@ -131,8 +136,23 @@ class _Scorer:
         )
         return output.last_hidden_state, cache.own
 
+    def _plain_logits(self, pack: Pack) -> tuple[Tensor, Pack]:
+        """Logits [1, n, vocabulary] by the model's own forward of a pack that is one sequence, at the nodes its terms
+        name, and the pack with those nodes numbered so."""
+        nodes = sorted({term.node for term in pack.terms})
+        ids = torch.tensor([pack.ids], device=next(self.model.parameters()).device)
+        index = torch.tensor(nodes, device=ids.device)
+        if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
+            logits: Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=index).logits
+        else:
+            logits = self.model(input_ids=ids, use_cache=False).logits[:, index]
+        return logits, replace(pack, terms=[replace(term, node=nodes.index(term.node)) for term in pack.terms])
+
     def _score(self, pack: Pack, hidden: Tensor) -> None:
-        """Hand on the scores of a pack's terms, and send the gradient of what comes back to `hidden` [N, width]."""
+        """Hand on the scores of a pack's terms, and send the gradient of what comes back to `hidden` [N, width].
+
+        With the model's own forward `hidden` are its logits.
+        """
         found: dict[tuple[Any, ...], _Distribution] = {}
         for number, term in enumerate(pack.terms):
             row = self.batch.rows[term.row]
@@ -149,7 +169,9 @@ class _Scorer:
         """Of the terms of `chunk`: at their temperature, within their mask or support."""
         device = hidden.device
         nodes = torch.tensor([one.node for one in chunk], device=device)
-        logits = self.model.get_output_embeddings()(hidden[nodes]).float()
+        logits = hidden[nodes].float()
+        if is_ours(self.model):
+            logits = self.model.get_output_embeddings()(hidden[nodes]).float()
         blocked = torch.zeros(logits.shape, dtype=torch.bool)
         heat = []
         for index, one in enumerate(chunk):

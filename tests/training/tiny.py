@@ -17,6 +17,11 @@ def make_tiny_model(folder: Path) -> Path:
 
 def make_byte_model(folder: Path) -> Path:
     """Write one whose tokens are the 256 bytes and an end; it needs no package and loads at once."""
+    return _write(folder, byte_tokenizer(), vocab_size=257, end=0)
+
+
+def byte_tokenizer() -> Any:
+    """One whose tokens are an end and the 256 bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -24,7 +29,7 @@ def make_byte_model(folder: Path) -> Path:
     tokenizer = Tokenizer(models.BPE({"<end>": 0, **{letter: i for i, letter in enumerate(letters, 1)}}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _write(folder, PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>"), vocab_size=257, end=0)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
 def _write(folder: Path, tokenizer: Any, *, vocab_size: int, end: int) -> Path:

