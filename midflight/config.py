@@ -245,6 +245,8 @@ class TrainingConfig(Section):
     """Dynamic sampling: draw more queries while groups lack signal, up to this many times `queries_per_step`."""
     pack_tokens: int = Field(default=2048, ge=64)
     """Most new tokens in one forward of the update."""
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    """How the update computes attention over its tree of tokens. `flex` skips what the mask hides; it needs CUDA."""
     max_drift: float = Field(default=1e-4, gt=0)
     """Largest |sampler - trainer| log-prob of a token that trains."""
     max_drift_share: float = Field(default=0.01, ge=0, lt=1)

@@ -142,6 +142,9 @@ class Session(ABC):
             weight_decay=self.settings.weight_decay,
         )
         self.engine = local_engine(recipe, own)
+        if self.settings.attention == "flex" and not (own.device.type == "cuda" and is_ours(own.model)):
+            where = own.device.type if is_ours(own.model) else "its own attention"
+            raise UserError(f"training.attention = flex: needs CUDA, the model is on {where}; set it to sdpa")
         whole, most = self.engine.context_length, self.settings.pack_tokens
         if not is_ours(own.model) and most < whole:
             raise UserError(

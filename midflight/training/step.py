@@ -98,6 +98,7 @@ class Updater:
         self.policy, self.optimizer, self.sampler, self.masks = policy, optimizer, sampler, masks
         self.settings, self.rescue, self.note = settings, rescue, note
         self.pack_tokens = settings.pack_tokens
+        self.flex = settings.attention == "flex"
         self.skipped_in_a_row = 0
 
     def with_reference(self, rows: Sequence[Row]) -> list[Row]:
@@ -105,7 +106,7 @@ class Updater:
 
         def score(budget: int) -> list[tuple[float, ...]]:
             with self.policy.frozen() as model:
-                return score_rows(model, self.masks, self._packed(rows, budget))
+                return score_rows(model, self.masks, self._packed(rows, budget), flex=self.flex)
 
         found = self._fitting(score)
         return [replace(row, reference=values) for row, values in zip(rows, found, strict=True)]
@@ -147,7 +148,7 @@ class Updater:
         """The rows with the trainer's own log-probs, without those tokens that `check` leaves out."""
 
         def score(budget: int) -> list[tuple[float, ...]]:
-            return score_rows(self.sampler, self.masks, self._packed(rows, budget))
+            return score_rows(self.sampler, self.masks, self._packed(rows, budget), flex=self.flex)
 
         found = self._fitting(score)
         scored = [replace(row, old=old) for row, old in zip(rows, found, strict=True)]
@@ -184,6 +185,7 @@ class Updater:
                     batch,
                     lambda pack, scores: self._loss(batch, pack, scores, part, gaps, check),
                     entropy_grad=self.settings.entropy_beta > 0,
+                    flex=self.flex,
                 )
             return batch, part
 
@@ -251,7 +253,7 @@ class Updater:
         """Mean of logprob - behaviour over each row's trained tokens, under the present weights: a forward pass."""
 
         def score(budget: int) -> list[tuple[float, ...]]:
-            return score_rows(self.sampler, self.masks, self._packed(rows, budget))
+            return score_rows(self.sampler, self.masks, self._packed(rows, budget), flex=self.flex)
 
         found = zip(rows, self._fitting(score), strict=True)
         return [mean_free(row, scored) - mean_free(row, self._behaviour(row)) for row, scored in found]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from midflight.engines.local.attention import block_mask
 from midflight.engines.local.grammar import Masks
 from midflight.engines.local.support import is_ours
 from midflight.training.packing import SCORED_AT_ONCE, Pack, PackedBatch
@@ -58,18 +59,26 @@ class Scores:
 OnScores = Callable[[Pack, Scores], Tensor | None]
 
 
-def run(model: Any, masks: Masks, batch: PackedBatch, on_scores: OnScores, *, entropy_grad: bool = False) -> None:
-    """Score every trained token of `batch` under `model`.
+def run(
+    model: Any,
+    masks: Masks,
+    batch: PackedBatch,
+    on_scores: OnScores,
+    *,
+    entropy_grad: bool = False,
+    flex: bool = False,
+) -> None:
+    """Score every trained token of `batch` under `model`, by sdpa or `flex` attention.
 
     `on_scores` gets a pack and the scores of some of its terms (`scores.terms` are indices into `pack.terms`). When it
     returns a loss, its gradient is accumulated into the model's parameters. Entropies carry one if asked for.
     """
-    scorer = _Scorer(model, masks, batch, on_scores, entropy_grad)
+    scorer = _Scorer(model, masks, batch, on_scores, entropy_grad, flex)
     for root in batch.roots:
         scorer.run(root, [])
 
 
-def score_rows(model: Any, masks: Masks, batch: PackedBatch) -> list[tuple[float, ...]]:
+def score_rows(model: Any, masks: Masks, batch: PackedBatch, *, flex: bool = False) -> list[tuple[float, ...]]:
     """Log-prob of each id of each row under `model`, 0 for forced ones; no gradient."""
     found = [[0.0] * len(row.ids) for row in batch.rows]
 
@@ -79,7 +88,7 @@ def score_rows(model: Any, masks: Masks, batch: PackedBatch) -> list[tuple[float
             found[term.row][term.position] = logprob
 
     with torch.no_grad():
-        run(model, masks, batch, keep)
+        run(model, masks, batch, keep, flex=flex)
     return [tuple(row) for row in found]
 
 
@@ -100,6 +109,7 @@ class _Scorer:
     batch: PackedBatch
     on_scores: OnScores
     entropy_grad: bool
+    flex: bool
 
     def run(self, pack: Pack, before: list[list[LayerKV]]) -> None:
         """One pack, what goes on from it, and its backward pass, when all gradients on it have come in."""
@@ -125,12 +135,17 @@ class _Scorer:
         """Last hidden states [1, N, width] of a pack, and its keys and values."""
         weight = next(self.model.parameters())
         visible = torch.from_numpy(pack.visible())
-        mask = torch.zeros(visible.shape, dtype=weight.dtype).masked_fill(~visible, torch.finfo(weight.dtype).min)
+        mask: Any
+        if self.flex:
+            mask = block_mask(visible.to(weight.device))
+        else:
+            mask = torch.zeros(visible.shape, dtype=weight.dtype).masked_fill(~visible, torch.finfo(weight.dtype).min)
+            mask = mask[None, None].to(weight.device)
         cache = _Prefix(before)
         output = self.model.get_decoder()(
             input_ids=torch.tensor([pack.ids], device=weight.device),
             position_ids=torch.tensor([pack.depths], device=weight.device),
-            attention_mask=mask[None, None].to(weight.device),
+            attention_mask=mask,
             cache=cache,
             use_cache=True,
         )

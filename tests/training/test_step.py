@@ -280,6 +280,17 @@ def test_importance_weights_correct_for_another_sampler_up_to_the_cap(folder: Pa
         assert metrics.ratio_max == pytest.approx(1.0, abs=1e-5)
 
 
+def test_flex_attention_scores_as_sdpa_does(folder: Path, engine: LocalEngine) -> None:
+    """Its kernels are for CUDA; here its reference runs, which shows that the block mask is the tree's."""
+    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8))
+    model = load(str(folder)).model
+    for budget in (64, 4096):
+        batch = step.pack_rows(rows, budget)
+        plain = update.score_rows(model, engine.masks, batch)
+        for ours, theirs in zip(update.score_rows(model, engine.masks, batch, flex=True), plain, strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-5)
+
+
 def test_out_of_memory_halves_the_packs_and_goes_on(
     folder: Path, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

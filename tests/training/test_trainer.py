@@ -109,6 +109,11 @@ def test_drift_stops_the_run_and_is_one_line(model: Path, tmp_path: Path) -> Non
         run(recipe(model, "training.max_drift=1e-30"), tmp_path / "run")
 
 
+def test_flex_attention_without_cuda_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="training.attention = flex: needs CUDA, the model is on cpu; set it to sdpa"):
+        run(recipe(model, "training.attention=flex", "model.device=cpu"), tmp_path / "run")
+
+
 def test_a_log_prob_that_is_no_number_stops_the_run_before_a_weight_moves(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

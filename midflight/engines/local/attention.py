@@ -6,9 +6,11 @@ share one softmax, so the result equals plain attention over their concatenation
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -23,16 +25,21 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | BlockMask | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     trunk: list[LayerKV] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention hook: sdpa without a trunk, shared-trunk attention with one.
+    """transformers' attention hook: sdpa without a trunk, shared-trunk attention with one, flex under a block mask.
 
     query [B, H, T, d]; key, value [B, kv heads, S, d] are the suffix; attention_mask is additive [B, 1, T, S] over it.
     """
+    if isinstance(attention_mask, BlockMask):
+        flexed: Any = _flex(query.device.type)(
+            query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return flexed.transpose(1, 2).contiguous(), None
     if trunk is None:
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -49,6 +56,22 @@ def attention(
     merge: Any = _Merged.apply if query.device.type == "cpu" else _joined
     output = merge(*arguments)
     return output.reshape(rows, heads, tokens, width).transpose(1, 2).contiguous(), None
+
+
+@cache
+def _flex(device: str) -> Any:
+    """Flex attention, compiled where there is a kernel for it (Dong et al. 2024, arXiv 2412.05496)."""
+    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+
+
+def block_mask(visible: torch.Tensor) -> BlockMask:
+    """A mask for flex attention, which skips the blocks in which no token sees another; visible [T, S], boolean."""
+
+    def sees(batch: Any, head: Any, token: Any, key: Any) -> Any:
+        return visible[token, key]
+
+    tokens, keys = visible.shape
+    return create_block_mask(sees, None, None, tokens, keys, device=str(visible.device))
 
 
 class _Merged(torch.autograd.Function):
