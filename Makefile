@@ -31,9 +31,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict midflight
 
+# Two processes of one thread each are faster than one of two: most tests are small.
 test: lint
-	$(BIN)/python -m pytest -q -m 'not model'
-	$(BIN)/python -m pytest -q -m model
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not model'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m model
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
