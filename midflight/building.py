@@ -30,7 +30,7 @@ from midflight.engines.local.models import has_device
 from midflight.errors import UserError
 from midflight.progress import Progress
 from midflight.store import RunFolder
-from midflight.store.seals import newest_whole
+from midflight.store.seals import STATE, fault, newest_whole
 from midflight.tools import make_toolset
 from midflight.tools.base import Tool, Toolset
 
@@ -197,7 +197,11 @@ def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple
     folder = Path(name)
     if (folder / "recipe.yaml").is_file():
         folder = trained_folder(folder, say)
+    elif (folder / STATE).is_file() and (reason := fault(folder)):
+        raise ModelError(f"model.name={name}: the checkpoint is not whole ({reason}); name another, or its run")
     base = _base_of(folder)
+    if base is not None and Path(base).resolve() == folder.resolve():
+        raise ModelError(f"model.name={name}: it names itself as its base; mend adapter_config.json")
     if not (folder / "adapter_config.json").is_file():
         name = str(folder) if folder.is_dir() else name
         return load_named(recipe, name), _root_of(base) if base is not None else name

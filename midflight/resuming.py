@@ -61,6 +61,8 @@ def check_run_folder(
             f"--resume: {path} does not exist; leave out --resume (in Python resume=True) to start it, or name a run "
             f"with --run-dir (runs here: {', '.join(runs) or 'none'})"
         )
+    with RunFolder(path).locked():
+        pass
     file = RunFolder(path).recipe
     if not file.is_file():
         raise UserError(f"--resume: {path} holds no recipe.yaml, so no run; name a run with --run-dir")

@@ -23,6 +23,7 @@ from midflight.config import RecipeError, load_recipe
 from midflight.engines.local import ModelError
 from midflight.engines.scripted import ScriptedEngine
 from midflight.errors import UserError
+from midflight.store.seals import seal
 from tests.agent.doubles import population
 
 
@@ -122,7 +123,7 @@ def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path, monkeypatc
     assert building.load_trained(recipe, "nobody/none", said.append)[1] == "nobody/none"
     warm = tmp_path / "warm"
     warm.mkdir()
-    (warm / "state.json").write_text(json.dumps({"step": 1, "base": str(tmp_path / "checkpoints/step-00010")}))
+    (warm / "state.json").write_text(json.dumps({"step": 1, "quality": 0.5, "base": str(checkpoints / "step-00010")}))
     assert building.load_trained(recipe, str(warm), said.append)[1] == "smollm2-135m"  # what all training began with
 
 
@@ -143,3 +144,16 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError) as caught:
         building.load_named(load_recipe("quickstart", ["model.device=cuda:0"]), "smollm2-135m")
     assert str(caught.value) == "model.device = cuda:0: torch finds none on this machine; set model.device=auto"
+
+
+def test_a_checkpoint_named_by_itself_is_compared_with_its_seal(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00001"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(folder)}))
+    seal(folder, {"step": 1, "quality": 0.5, "base": "x"})
+    recipe = load_recipe("quickstart")
+    with pytest.raises(ModelError, match="names itself as its base; mend adapter_config.json"):
+        building.load_trained(recipe, str(folder), print)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"step-00001: the checkpoint is not whole \(adapter_config.json has 2 bytes"):
+        building.load_trained(recipe, str(folder), print)

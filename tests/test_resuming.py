@@ -65,3 +65,12 @@ def test_a_resume_does_not_write_a_copy_that_is_there(
     monkeypatch.setattr(shutil, "copyfile", full)
     save_recipe(recipe(examples), folder)
     assert (folder.inputs / "agent-planner-mine.txt").read_text() == examples.read_text()
+
+
+def test_one_process_at_a_time_trains_in_a_folder(examples: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run").create()
+    save_recipe(recipe(examples), folder)
+    with folder.locked():
+        with pytest.raises(UserError, match=f"--run-dir {folder.path}: another process is training there; let it end"):
+            check_run_folder(folder.path, recipe(examples), resume=True)
+    check_run_folder(folder.path, recipe(examples), resume=True)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from midflight.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,30 @@ class RunFolder:
         for folder in (self.path, self.checkpoints, self.plots):
             folder.mkdir(parents=True, exist_ok=True)
         return self
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the one process that writes here; the lock goes with the process, however that ends. Not on Windows.
+
+        Raises:
+            UserError: another one is.
+        """
+        if sys.platform == "win32":
+            yield
+            return
+        import fcntl
+
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(
+                    f"--run-dir {self.path}: another process is training there; let it end, or name another folder"
+                ) from error
+            yield
+        finally:
+            os.close(descriptor)
 
     @property
     def recipe(self) -> Path:

@@ -90,7 +90,8 @@ def conduct(session: Session, *, resume: bool, evaluate_ends: bool) -> TrainRepo
             written.
     """
     try:
-        return session.run(resume=resume, evaluate_ends=evaluate_ends)
+        with session.folder.create().locked():
+            return session.run(resume=resume, evaluate_ends=evaluate_ends)
     except (DriftError, SyncError, GradientError, OutOfMemory) as error:
         raise TrainingStopped(str(error)) from error
     except OSError as error:
@@ -191,7 +192,6 @@ class Session(ABC):
     def run(self, *, resume: bool, evaluate_ends: bool) -> TrainReport:
         started = time.monotonic()
         done = self._resume() if resume else 0
-        self.folder.create()
         keep_tools(self.folder, self.own_tools)
         save_recipe(self.recipe, self.folder)
         ask = evaluate_ends and bool(self.eval_tasks)
