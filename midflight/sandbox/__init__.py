@@ -11,9 +11,11 @@ from midflight.sandbox.base import (
     Python,
     ReadFile,
     Request,
+    RunTests,
     Sandbox,
     SandboxResult,
     Session,
+    TestOutcome,
     WriteFile,
 )
 
@@ -26,8 +28,10 @@ __all__ = [
     "Python",
     "ReadFile",
     "Request",
+    "RunTests",
     "Sandbox",
     "SandboxResult",
     "Session",
+    "TestOutcome",
     "WriteFile",
 ]

@@ -17,7 +17,9 @@ from midflight.sandbox.base import (
     Python,
     ReadFile,
     Request,
+    RunTests,
     SandboxResult,
+    TestOutcome,
     WriteFile,
     printable,
 )
@@ -34,6 +36,8 @@ def request_frame(request: Request) -> dict[str, Any]:
             return {"kind": kind, "code": code, "figures": figures, "stdin": frames.to_text(_encoded(stdin))}
         case Command(words, stdin):
             return {"kind": "command", "command": list(words), "stdin": frames.to_text(_encoded(stdin))}
+        case RunTests(paths):
+            return {"kind": "tests", "paths": list(paths)}
         case WriteFile(path, data):
             return {"kind": "write", "path": path, "data": frames.to_text(data)}
         case ReadFile(path, most):
@@ -62,7 +66,7 @@ def result(request: Request, answer: dict[str, Any], limits: Limits) -> SandboxR
         status = code if isinstance(code, int) else 1
     said = reply.get("problem")
     if isinstance(said, str):
-        status, problem = 1, printable(said.encode("utf-8", "replace"))
+        status, problem = 1, _text(said)
     else:
         problem = ""
     outcome = _outcome(answer["cause"], status, exception, number)
@@ -71,11 +75,12 @@ def result(request: Request, answer: dict[str, Any], limits: Limits) -> SandboxR
         out=printable(frames.to_bytes(answer["out"])),
         err=printable(frames.to_bytes(answer["err"])),
         exit_code=status if isinstance(status, int) and status >= 0 else None,
-        exception="" if outcome is Outcome.OK else printable(exception.encode("utf-8", "replace")),
+        exception="" if outcome is Outcome.OK else _text(exception),
         problem=problem or _problem(outcome, status, limits),
         seconds=answer["seconds"],
         data=_data(reply),
         files=_files(reply),
+        tests=_tests(reply),
         more_files=reply.get("more") is True,
         state_kept=answer["state_kept"] is True,
     )
@@ -141,10 +146,26 @@ def _data(reply: dict[str, Any]) -> bytes:
 
 
 def _files(reply: dict[str, Any]) -> tuple[File, ...]:
-    files = reply.get("files")
-    found = []
-    for one in files if isinstance(files, list) else ():
-        path, size, kind = (one.get(key) for key in ("path", "bytes", "kind")) if isinstance(one, dict) else (0, 0, 0)
-        if isinstance(path, str) and isinstance(size, int) and isinstance(kind, str):
-            found.append(File(printable(path.encode("utf-8", "surrogateescape")), size, kind))
-    return tuple(found)
+    return tuple(
+        File(_text(path), size, kind)
+        for path, size, kind in _rows(reply, "files", ("path", str), ("bytes", int), ("kind", str))
+    )
+
+
+def _tests(reply: dict[str, Any]) -> tuple[TestOutcome, ...]:
+    return tuple(
+        TestOutcome(_text(name), _text(outcome), _text(message))
+        for name, outcome, message in _rows(reply, "tests", ("name", str), ("outcome", str), ("message", str))
+    )
+
+
+def _rows(reply: dict[str, Any], key: str, *fields: tuple[str, type]) -> list[list[Any]]:
+    """The values of these fields of each object of a list; without those objects that have other types in them."""
+    listed = reply.get(key)
+    objects = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    rows = [[one.get(name) for name, _ in fields] for one in objects]
+    return [row for row in rows if all(isinstance(value, kind) for value, (_, kind) in zip(row, fields, strict=True))]
+
+
+def _text(text: str) -> str:
+    return printable(text.encode("utf-8", "surrogateescape"))

@@ -8,7 +8,7 @@ sandbox that cannot be had raises, InfrastructureError.
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -104,7 +104,14 @@ class ListFiles:
     path: str = "."
 
 
-Request = Python | Command | WriteFile | ReadFile | ListFiles
+@dataclass(frozen=True)
+class RunTests:
+    """Run pytest in /workspace on these paths or node ids, on all without any; into `SandboxResult.tests`."""
+
+    paths: tuple[str, ...] = ()
+
+
+Request = Python | Command | RunTests | WriteFile | ReadFile | ListFiles
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,17 @@ class File:
     path: str
     size: int
     kind: str = "file"
+
+
+@dataclass(frozen=True)
+class TestOutcome:
+    """What pytest says of one test: `outcome` is passed, failed, skipped or error; `message` is why."""
+
+    __test__ = False
+
+    name: str
+    outcome: str
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,9 +149,10 @@ class SandboxResult:
     """One line, when the outcome is not OK."""
     seconds: float = 0.0
     data: bytes = b""
-    files: tuple[File, ...] = field(default=())
+    files: tuple[File, ...] = ()
     more_files: bool = False
     """There are more than `files` holds."""
+    tests: tuple[TestOutcome, ...] = ()
     state_kept: bool = False
     """Whether variables of `keep_state` programs are still there."""
 
@@ -143,7 +162,7 @@ class SandboxResult:
 
 
 class Session(Protocol):
-    """Private files and processes, until it is closed. Requests run one at a time."""
+    """Private files and processes, until it is closed. Its requests run one at a time, in order."""
 
     @property
     def lost(self) -> bool:
@@ -152,7 +171,7 @@ class Session(Protocol):
     async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
         """Run `request` under these limits, or the sandbox's.
 
-        Waiting for other sessions' requests does not count as its time. Cancelling ends the session.
+        Waiting for other requests does not count as its time. Cancelling it while it runs ends the session.
 
         Raises:
             InfrastructureError: the sandbox broke.

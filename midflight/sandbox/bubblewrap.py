@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from midflight.errors import InfrastructureError
 from midflight.sandbox import interpreter, seccomp
@@ -134,14 +134,14 @@ class Zygote:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
-            with theirs:
-                socket.send_fds(self._control, [b"o"], [theirs.fileno()])
             async with asyncio.timeout(START_SECONDS):
+                with theirs:
+                    socket.send_fds(self._control, [b"o"], [theirs.fileno()])
                 await _readable(ours)
-                said, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
-            if not said or not descriptors:
-                raise ConnectionResetError("it ended")
-            reader, writer = await asyncio.open_connection(sock=ours)
+                _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+                if not descriptors:
+                    raise ConnectionResetError("it ended")
+                channel = Channel(*await asyncio.open_connection(sock=ours), descriptors[0])
         except (OSError, TimeoutError) as error:
             ours.close()
             raise InfrastructureError(
@@ -150,7 +150,8 @@ class Zygote:
         except BaseException:
             ours.close()
             raise
-        return Channel(reader, writer, descriptors[0])
+        await channel.begin()
+        return channel
 
     async def close(self) -> None:
         """End the outer box and all in it."""
@@ -166,7 +167,31 @@ class Channel:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pidfd: int) -> None:
         self._reader, self._writer, self._pidfd = reader, writer, pidfd
+        self.turn = asyncio.Lock()
+        """Held while a request runs."""
         self.lost = False
+
+    async def begin(self) -> None:
+        """Wait until the session is made.
+
+        Raises:
+            InfrastructureError: it cannot be made.
+        """
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                problem = (await self._answer()).get("broken", "")
+        except (asyncio.IncompleteReadError, OSError, TimeoutError) as error:
+            problem = type(error).__name__
+        except BaseException:
+            await self.close()
+            raise
+        if problem:
+            await self.close()
+            raise InfrastructureError(f"a bubblewrap session does not start: {problem}")
+
+    async def _answer(self) -> dict[str, Any]:
+        head = await self._reader.readexactly(frames.HEAD)
+        return frames.unpack(await self._reader.readexactly(frames.length(head)))
 
     async def run(self, request: Request, limits: Limits) -> SandboxResult:
         """See `Session.run`; one request at a time."""
@@ -176,8 +201,7 @@ class Channel:
             async with asyncio.timeout(limits.wall_seconds + GRACE_SECONDS):
                 self._writer.write(frames.pack({**request_frame(request), "limits": asdict(limits)}))
                 await self._writer.drain()
-                head = await self._reader.readexactly(frames.HEAD)
-                answer = frames.unpack(await self._reader.readexactly(frames.length(head)))
+                answer = await self._answer()
         except (asyncio.IncompleteReadError, OSError, ValueError, TimeoutError) as error:
             await self.close()
             return lost(f"the session ended in this call ({type(error).__name__}); its files are gone")

@@ -72,7 +72,7 @@ class LoopThread:
         self._thread.start()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What `coroutine` gives; cancelling this cancels it, and waits until it is done."""
+        """What `coroutine` gives; cancelling this cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         return await asyncio.wrap_future(future)
 

@@ -26,6 +26,7 @@ from midflight.sandbox.base import (
     Python,
     ReadFile,
     Request,
+    RunTests,
     SandboxResult,
     WriteFile,
     printable,
@@ -69,6 +70,8 @@ class UnsafeSession:
         match request:
             case Python(keep_state=True) | Python(figures=True):
                 return SandboxResult(Outcome.ERROR, problem="unsafe-none keeps no state and saves no figures")
+            case RunTests():
+                return SandboxResult(Outcome.ERROR, problem="unsafe-none runs no tests; run pytest as a command")
             case Python(code, stdin):
                 command = (sys.executable, "-I", "-c", code)
             case Command(command, stdin):

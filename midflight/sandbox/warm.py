@@ -131,7 +131,7 @@ class _Core:
         return channel
 
     async def run(self, channel: Channel, request: Request, limits: Limits) -> SandboxResult:
-        async with self._turns:
+        async with channel.turn, self._turns:
             return await channel.run(request, limits)
 
     async def run_once(self, request: Request, limits: Limits) -> SandboxResult:

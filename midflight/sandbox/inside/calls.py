@@ -23,7 +23,8 @@ from . import frames, program
 
 TICK = 0.05
 """Seconds between two looks at the memory and processor time that a call takes."""
-LARGEST_REPLY = 40 * 2**20
+SMALL_REPLY = 4 * 2**20
+"""Bytes of a reply without a file."""
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -36,9 +37,10 @@ class Process:
     out: int
     err: int
     reply: int
-    ended: Callable[[bytes], bool] = lambda reply: False
+    ended: Callable[[bytearray], bool] = lambda reply: False
     """Whether the reply so far says that the call is over, of a process that goes on."""
     kept: bool = False
+    largest_reply: int = SMALL_REPLY
     before: float = 0.0
     """Seconds of processor time that do not count: those of earlier calls."""
 
@@ -53,7 +55,8 @@ class Process:
         for _, write in pipes:
             os.close(write)
         out, err, reply = (read for read, _ in pipes)
-        return cls(process, out, err, reply, before=_children_seconds())
+        largest = SMALL_REPLY + 2 * request.get("most", 0)
+        return cls(process, out, err, reply, largest_reply=largest, before=_children_seconds())
 
     def close(self) -> None:
         if not self.kept:
@@ -97,7 +100,7 @@ class Interpreter:
         return not gone
 
 
-def _complete(reply: bytes) -> bool:
+def _complete(reply: bytearray) -> bool:
     return len(reply) >= frames.HEAD and len(reply) >= frames.HEAD + int.from_bytes(reply[: frames.HEAD], "big")
 
 
@@ -180,7 +183,7 @@ def watch(call: Process, limits: dict[str, Any], channel: socket.socket) -> dict
     The answer has `cause`: exit, wall, cpu, memory or output.
     """
     reads = {call.out: _Read(limits["output_bytes"]), call.err: _Read(limits["output_bytes"])}
-    reads[call.reply] = _Read(LARGEST_REPLY)
+    reads[call.reply] = _Read(call.largest_reply)
     poll = select.poll()
     pidfd = os.pidfd_open(call.process)
     for descriptor in (*reads, pidfd, channel.fileno()):
@@ -201,13 +204,13 @@ def watch(call: Process, limits: dict[str, Any], channel: socket.socket) -> dict
                 poll.unregister(descriptor)
         if any(one.over for one in reads.values()):
             cause = "output"
-        elif pidfd in events or call.ended(bytes(reads[call.reply].data)):
+        elif pidfd in events or call.ended(reads[call.reply].data):
             cause = "exit"
         elif now - looked >= TICK:
             looked, cause = now, _over(call, limits)
     os.close(pidfd)
     if cause == "exit":
-        if not call.kept or not call.ended(bytes(reads[call.reply].data)):
+        if not call.kept or not call.ended(reads[call.reply].data):
             _, status = os.waitpid(call.process, 0)
     elif call.kept:
         os.kill(call.process, signal.SIGKILL)  # what it kept is lost with the call

@@ -26,13 +26,17 @@ _SCRATCH = "/scratch"
 
 def start(channel: socket.socket, settings: dict[str, Any]) -> NoReturn:
     """Make the session's namespaces, tell the agent, serve it, end. Whatever fails ends the session."""
-    code = 1
-    with contextlib.suppress(BaseException):
+    try:
         _enter(channel)
-        _furnish(settings)
-        serve(channel, settings)
-        code = 0
-    os._exit(code)
+        try:
+            _furnish(settings)
+        except Exception as error:
+            channel.sendall(frames.pack({"broken": f"{type(error).__name__}: {error}"}))
+        else:
+            channel.sendall(frames.pack({}))
+            serve(channel, settings)
+    finally:
+        os._exit(0)
 
 
 def _enter(channel: socket.socket) -> None:
@@ -45,10 +49,14 @@ def _enter(channel: socket.socket) -> None:
     _write("/proc/self/uid_map", f"{USER} {user} 1")
     _write("/proc/self/gid_map", f"{USER} {group} 1")
     _write("/proc/sys/user/max_user_namespaces", "0")  # of this new one: nobody in it makes another
+    told, telling = os.pipe()
     child = os.fork()
     if child:
         socket.send_fds(channel, [b"!"], [os.pidfd_open(child)])
         os._exit(0)
+    os.close(telling)
+    os.read(told, 1)  # ends with the other process: the agent hears of the pidfd first
+    os.close(told)
     linux.set_dumpable(False)  # programs have the same user: they must not read or write this memory
 
 

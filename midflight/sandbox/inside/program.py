@@ -1,4 +1,4 @@
-"""What a confined process does: run Python, run a command, or touch a file of the workspace.
+"""What a confined process does: run Python, tests or a command, or touch a file of the workspace.
 
 Everything here is already behind the walls. A file is opened folder by folder from /workspace, and no symbolic link is
 followed, so no path leaves it, whatever the session's processes change meanwhile.
@@ -20,7 +20,7 @@ import traceback
 import types
 from typing import Any
 
-from . import frames
+from . import frames, testing
 
 NAME = "<program>"
 WORKSPACE = "/workspace"
@@ -39,6 +39,13 @@ def run(request: dict[str, Any], reply: int) -> int:
             code, problem = run_code(request["code"], namespace, request["figures"])
             _finish()
             _say(reply, problem)
+            return code
+        case "tests":
+            _streams()
+            _fresh()
+            code, tests = testing.run(request["paths"])
+            _finish()
+            _say(reply, {"tests": tests})
             return code
         case "command":
             os.closerange(3, 2**16)
@@ -247,7 +254,7 @@ def _list(request: dict[str, Any]) -> dict[str, Any]:
             if len(found) == _MOST_LISTED:
                 return {"files": found, "more": True}
             status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-            path = "/".join(part for part in (prefix, folder.removeprefix("."), name) if part).replace("//", "/")
+            path = "/".join(part for part in (prefix, folder.removeprefix(".").lstrip("/"), name) if part)
             kind = "file" if stat.S_ISREG(status.st_mode) else "link" if stat.S_ISLNK(status.st_mode) else "other"
             found.append({"path": path, "bytes": status.st_size, "kind": kind})
     return {"files": found, "more": False}
