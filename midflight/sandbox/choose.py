@@ -10,9 +10,8 @@ import functools
 from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox import bubblewrap
 from midflight.sandbox.base import Limits, Python, Sandbox
-from midflight.sandbox.bubblewrap import Box
+from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
 from midflight.sandbox.unsafe import UnsafeSandbox
-from midflight.sandbox.warm import BubblewrapSandbox
 
 KINDS = ("auto", "bubblewrap", "none")
 

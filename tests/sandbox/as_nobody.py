@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from midflight.sandbox.inside import linux  # noqa: E402
+from midflight.sandbox.bubblewrap.inside import linux  # noqa: E402
 
 
 def show(trees: list[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from midflight.sandbox import Limits
-from midflight.sandbox.warm import BubblewrapSandbox
+from midflight.sandbox.bubblewrap import BubblewrapSandbox
 from tests.sandbox.ready import need_bubblewrap
 
 

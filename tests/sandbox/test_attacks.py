@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from midflight.sandbox import Outcome, Python
-from midflight.sandbox.warm import BubblewrapSandbox
+from midflight.sandbox.bubblewrap import BubblewrapSandbox
 from tests.sandbox.attacks import ATTACKS, Attack
 
 SECRET = "sesame-4711"

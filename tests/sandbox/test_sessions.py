@@ -26,12 +26,10 @@ from midflight.sandbox import (
     ReadFile,
     SandboxResult,
     WriteFile,
-    bubblewrap,
 )
-from midflight.sandbox.bubblewrap import Box
+from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox, zygote
+from midflight.sandbox.bubblewrap.inside.holder import writable_mounts
 from midflight.sandbox.choose import choose_sandbox
-from midflight.sandbox.inside.holder import writable_mounts
-from midflight.sandbox.warm import BubblewrapSandbox
 from tests.sandbox.ready import need_bubblewrap
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +113,7 @@ async def test_cancelling_a_call_ends_its_processes(sandbox: BubblewrapSandbox) 
 AGENT = """
 import asyncio, sys
 from midflight.sandbox import Command, Python
-from midflight.sandbox.warm import BubblewrapSandbox
+from midflight.sandbox.bubblewrap import BubblewrapSandbox
 async def main():
     sandbox = BubblewrapSandbox()
     print((await sandbox.run(Python("print(6 * 7)"))).out, flush=True)
@@ -215,7 +213,7 @@ async def test_a_zygote_that_died_is_replaced() -> None:
 @pytest.mark.asyncio
 async def test_a_sandbox_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     need_bubblewrap()
-    monkeypatch.setattr(bubblewrap, "_command", lambda *_: ["/bin/sh", "-c", "echo setting up uid map: no >&2; exit 1"])
+    monkeypatch.setattr(zygote, "command", lambda *_: ["/bin/sh", "-c", "echo setting up uid map: no >&2; exit 1"])
     with (
         BubblewrapSandbox() as sandbox,
         pytest.raises(InfrastructureError, match="the bubblewrap sandbox does not start: setting up uid map: no"),
@@ -349,7 +347,7 @@ def test_the_agent_may_be_an_ordinary_user(tmp_path: Path) -> None:
             """
             import asyncio, json, os
             from midflight.sandbox import Limits, Python
-            from midflight.sandbox.warm import BubblewrapSandbox
+            from midflight.sandbox.bubblewrap import BubblewrapSandbox
 
             PROGRAMS = {
                 "works": "import numpy, sympy\\nprint(sympy.sqrt(8), numpy.arange(3).sum())",

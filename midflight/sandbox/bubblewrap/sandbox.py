@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from midflight.sandbox.base import Limits, Request, SandboxResult
-from midflight.sandbox.bubblewrap import Box, Channel, Zygote
+from midflight.sandbox.bubblewrap.channel import Channel
+from midflight.sandbox.bubblewrap.zygote import Box, Zygote
 from midflight.sandbox.pool import LoopThread, WarmPool
 
 T = TypeVar("T")

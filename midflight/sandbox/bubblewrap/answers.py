@@ -23,7 +23,7 @@ from midflight.sandbox.base import (
     WriteFile,
     printable,
 )
-from midflight.sandbox.inside import frames
+from midflight.sandbox.bubblewrap.inside import frames
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
