@@ -64,7 +64,8 @@ class Python:
     """Run `code` once, as a program of its own. The value of a last expression is printed as `>>>` does.
 
     `keep_state`: in the interpreter that this session keeps, which knows the variables of earlier such calls.
-    `figures`: save the figures that are open in pyplot at the end as /workspace/figure-N.png.
+    `figures`: save the figures that are open in pyplot when it ends well as /workspace/figure-N.png; they are the
+    `files` of the result.
     """
 
     code: str

@@ -254,14 +254,23 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]
 
 
-def seconds_of(process: int) -> float:
-    """Processor time of a process and of its ended children; 0 when it is gone."""
+def _stat(process: int) -> list[bytes]:
+    """Fields of /proc/PID/stat from the third on; none when it is gone."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
+        return []
+
+
+def is_dead(process: int) -> bool:
+    """Whether it is gone, or is only waited for."""
+    return _stat(process)[:1] in ([], [b"Z"], [b"X"])
+
+
+def seconds_of(process: int) -> float:
+    """Processor time of a process and of its ended children; 0 when it is gone."""
+    return sum(map(int, _stat(process)[11:15])) / _TICKS_PER_SECOND
 
 
 def _resident(process: int) -> int:

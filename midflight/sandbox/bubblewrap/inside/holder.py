@@ -12,6 +12,7 @@ import functools
 import os
 import signal
 import socket
+import time
 from typing import Any, NoReturn
 
 from . import calls, frames, linux
@@ -130,13 +131,13 @@ def end_others(kept: int | None) -> None:
         for process in calls.processes():
             if process != kept:
                 os.kill(process, signal.SIGKILL)
-    while True:
-        try:
-            options = os.WNOHANG if kept is not None else 0
-            if os.waitpid(-1, options)[0] == 0 and not [one for one in calls.processes() if one != kept]:
-                return
-        except ChildProcessError:
-            return
+    with contextlib.suppress(ChildProcessError):  # there is no other child, so no other process
+        while kept is None:
+            os.waitpid(-1, 0)
+    while any(process != kept and not calls.is_dead(process) for process in calls.processes()):
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        time.sleep(0.0005)
 
 
 def _confine(limits: dict[str, Any], memory: int, instructions: bytes) -> None:

@@ -90,8 +90,7 @@ def run_code(source: str, namespace: dict[str, Any], figures: bool) -> tuple[int
         exec(body, namespace)
         if shown is not None:
             exec(shown, namespace)
-        if figures:
-            save_figures()
+        return 0, {"files": save_figures() if figures else []}
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF, {}
@@ -102,20 +101,22 @@ def run_code(source: str, namespace: dict[str, Any], figures: bool) -> tuple[int
         trace = error.__traceback__.tb_next if running and error.__traceback__ is not None else None
         traceback.print_exception(type(error), error, trace)
         return 1, problem
-    return 0, {}
 
 
-def save_figures() -> None:
-    """Save each open figure of pyplot as figure-N.png, with the next free N, and close it."""
+def save_figures() -> list[dict[str, Any]]:
+    """Save each open figure of pyplot as figure-N.png, with the next free N, and close it; a row for each."""
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None:
-        return
+        return []
+    saved: list[dict[str, Any]] = []
     index = 1
     for number in pyplot.get_fignums():
-        while os.path.lexists(f"{WORKSPACE}/figure-{index}.png"):
+        while os.path.lexists(place := f"{WORKSPACE}/figure-{index}.png"):
             index += 1
-        pyplot.figure(number).savefig(f"{WORKSPACE}/figure-{index}.png")
+        pyplot.figure(number).savefig(place)
+        saved.append({"path": os.path.basename(place), "bytes": os.stat(place).st_size, "kind": "file"})
     pyplot.close("all")
+    return saved
 
 
 def _described(error: BaseException) -> dict[str, Any]:
