@@ -17,19 +17,35 @@ from typing import Any, NoReturn
 
 from . import calls, frames, linux
 
+NAMESPACES = (
+    linux.CLONE_NEWUSER
+    | linux.CLONE_NEWNS
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWNET
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+)
+"""What a session has for itself."""
 USER = 1000
-"""The user's and group's number inside."""
+"""The user's and group's number in the outer box and in a session."""
 WRITABLE = ("/workspace", "/tmp", "/dev/shm")
 """Parts of one memory file system, the only one that can be written."""
 _DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom"))
 _SCRATCH = "/scratch"
 
 
-def start(channel: socket.socket, settings: dict[str, Any]) -> NoReturn:
-    """Make the session's namespaces, tell the agent, serve it, end. Whatever fails ends the session."""
+def start(channel: socket.socket, told: int, settings: dict[str, Any]) -> NoReturn:
+    """Furnish the namespaces this process begins in, serve the agent, end. Whatever fails ends the session.
+
+    `told` ends when the agent can kill this process.
+    """
     try:
-        _enter(channel)
+        os.read(told, 1)
+        os.closerange(3, channel.fileno())
+        os.closerange(channel.fileno() + 1, 2**16)
         try:
+            _enter()
             _furnish(settings)
         except Exception as error:
             channel.sendall(frames.pack({"broken": f"{type(error).__name__}: {error}"}))
@@ -40,24 +56,13 @@ def start(channel: socket.socket, settings: dict[str, Any]) -> NoReturn:
         os._exit(0)
 
 
-def _enter(channel: socket.socket) -> None:
-    """Return as process 1 of new namespaces. The agent gets a pidfd of it, to kill the session by."""
+def _enter() -> None:
+    """Become the one user of the new user namespace, which makes no other."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    user, group = os.getuid(), os.getgid()
-    new = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET
-    linux.unshare(new | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP)
     _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{USER} {user} 1")
-    _write("/proc/self/gid_map", f"{USER} {group} 1")
-    _write("/proc/sys/user/max_user_namespaces", "0")  # of this new one: nobody in it makes another
-    told, telling = os.pipe()
-    child = os.fork()
-    if child:
-        socket.send_fds(channel, [b"!"], [os.pidfd_open(child)])
-        os._exit(0)
-    os.close(telling)
-    os.read(told, 1)  # ends with the other process: the agent hears of the pidfd first
-    os.close(told)
+    _write("/proc/self/uid_map", f"{USER} {USER} 1")
+    _write("/proc/self/gid_map", f"{USER} {USER} 1")
+    _write("/proc/sys/user/max_user_namespaces", "0")
     linux.set_dumpable(False)  # programs have the same user: they must not read or write this memory
 
 

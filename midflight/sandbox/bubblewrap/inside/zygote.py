@@ -13,8 +13,9 @@ import signal
 import site
 import socket
 import sys
+from typing import Any
 
-from . import frames, holder
+from . import frames, holder, linux
 
 
 def main(descriptor: int) -> None:
@@ -37,7 +38,23 @@ def main(descriptor: int) -> None:
         message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
             os._exit(0)
-        if os.fork() == 0:
-            control.close()
-            holder.start(socket.socket(fileno=descriptors[0]), settings)
-        os.close(descriptors[0])
+        with socket.socket(fileno=descriptors[0]) as channel:
+            _fork_session(channel, settings)
+
+
+def _fork_session(channel: socket.socket, settings: dict[str, Any]) -> None:
+    """Fork the holder; the agent gets a pidfd of it, to kill the session by, before the holder says anything."""
+    told, telling = os.pipe()
+    try:
+        child = linux.fork_into(holder.NAMESPACES)
+        if child == 0:
+            os.close(telling)
+            holder.start(channel, told, settings)
+        pidfd = os.pidfd_open(child)
+        socket.send_fds(channel, [b"!"], [pidfd])
+        os.close(pidfd)
+    except OSError as error:
+        print(f"a session: {error}", file=sys.stderr, flush=True)  # the agent sees its channel end
+    finally:
+        os.close(told)
+        os.close(telling)
