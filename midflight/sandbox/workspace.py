@@ -12,6 +12,9 @@ from typing import Self
 
 from midflight.sandbox.base import File, Limits, ListFiles, ReadFile, Request, Sandbox, SandboxResult, Session
 
+MOST_KEPT = 256 * 2**20
+"""Bytes of a kept workspace: a file with holes takes more on the host than it does inside."""
+
 
 class Workspace:
     """Use it as an asynchronous context manager.
@@ -38,16 +41,21 @@ class Workspace:
         return await self._session.run(request, limits)
 
     async def export(self, folder: Path) -> list[Path]:
-        """Copy the regular files to `folder`, which must be new or empty; what was written."""
-        written = []
+        """Copy the regular files to `folder`, which must be new or empty; what was written.
+
+        Links, and files whose names a host should not have, are left out, and what is over MOST_KEPT bytes in all.
+        """
+        written, room = [], MOST_KEPT
         for file in (await self.run(ListFiles())).files:
             target = _below(folder, file)
-            result = await self.run(ReadFile(file.path, max(file.size, 1))) if target is not None else None
-            if target is None or result is None or not result.ok:
-                continue  # a link, or a name that no host file should have
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(result.data)
-            written.append(target)
+            if target is None or file.size > room:
+                continue
+            result = await self.run(ReadFile(file.path, max(file.size, 1)))
+            if result.ok:
+                room -= len(result.data)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(result.data)
+                written.append(target)
         return written
 
     async def __aenter__(self) -> Self:

@@ -51,6 +51,10 @@ class SandboxTool:
         own._scope = scope
         return own
 
+    def close(self) -> None:
+        """End the sandbox, with all its sessions; a later call starts it again."""
+        self.sandbox.close()
+
     async def _run(self, request: Request, seconds: float) -> SandboxResult:
         """`request` in the trajectory's workspace; outside of one, in a workspace of its own."""
         limits = self.limits or self.sandbox.limits

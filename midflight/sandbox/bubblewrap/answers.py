@@ -6,6 +6,7 @@ An answer is partly what a program wrote. So nothing in it is taken for more tha
 from __future__ import annotations
 
 import errno
+import signal
 from typing import Any
 
 from midflight.sandbox.base import (
@@ -61,9 +62,10 @@ def result(request: Request, answer: dict[str, Any], limits: Limits) -> SandboxR
     status = answer["status"]
     exception, number = reply.get("exception"), reply.get("number")
     exception = exception if isinstance(exception, str) else ""
+    number = number if isinstance(number, int) else None
     if answer["cause"] == "exit" and status == 0 and isinstance(request, Python) and request.keep_state:
         code = reply.get("code")
-        status = code if isinstance(code, int) else 1
+        status = code if isinstance(code, int) and 0 <= code < 256 else 1
     said = reply.get("problem")
     if isinstance(said, str):
         status, problem = 1, _text(said)
@@ -94,7 +96,7 @@ def _reply(data: bytes) -> dict[str, Any]:
         return {}
 
 
-def _outcome(cause: str, status: int | None, exception: str, number: object) -> Outcome:
+def _outcome(cause: str, status: int | None, exception: str, number: int | None) -> Outcome:
     match cause:
         case "wall":
             return Outcome.WALL_LIMIT
@@ -106,6 +108,8 @@ def _outcome(cause: str, status: int | None, exception: str, number: object) -> 
             return Outcome.OUTPUT_LIMIT
     if status == 0:
         return Outcome.OK
+    if status == -signal.SIGXFSZ:
+        return Outcome.FILE_LIMIT
     if status is None or status < 0:
         return Outcome.KILLED
     if exception == "MemoryError" or number == errno.ENOMEM:

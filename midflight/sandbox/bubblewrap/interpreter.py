@@ -43,12 +43,12 @@ def inside(packages: Iterable[str]) -> Inside:
     found = closure(packages)
     binds = [] if at == "/usr" else [(str(prefix), at)]
     binds += sorted({bind for one in found.values() for bind in _top_level(one)}, key=lambda bind: bind[1])
-    hidden = (f"lib/{version}/site-packages", "lib/python3/dist-packages", f"local/lib/{version}/dist-packages")
+    hidden = {f"{at}{place[len(str(prefix)) :]}" for place in _packages_of(prefix)} | set(_packages_of(Path("/usr")))
     shared = at != "/usr" and any((prefix / "lib").glob("libpython*.so*"))
     return Inside(
         executable=f"{at}/bin/{version}",
         binds=tuple(binds),
-        hidden=tuple(f"{at}/{folder}" for folder in hidden if (prefix / folder).is_dir()),
+        hidden=tuple(sorted(hidden)),
         packages=tuple(sorted(found)),
         library_path=f"{at}/lib" if shared else "",
     )
@@ -73,8 +73,14 @@ def closure(packages: Iterable[str]) -> dict[str, importlib.metadata.Distributio
     return found
 
 
+def _packages_of(prefix: Path) -> list[str]:
+    """Where packages are installed below a prefix."""
+    return [str(place) for way in ("lib", "local/lib") for place in prefix.glob(f"{way}/python3*/*-packages")]
+
+
 def _top_level(distribution: importlib.metadata.Distribution) -> set[tuple[str, str]]:
     """(host path, path inside) of each file or folder that a distribution has in its site-packages."""
-    entries = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+    listed = [file.parts[0] for file in distribution.files or ()]
+    entries = {*listed, *(distribution.read_text("top_level.txt") or "").split()} - {"..", "__pycache__"}
     places = {entry: os.path.realpath(str(distribution.locate_file(entry))) for entry in entries}
     return {(place, f"{SITE}/{entry}") for entry, place in places.items() if os.path.exists(place)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -21,6 +23,9 @@ PACKAGES = ("numpy", "sympy", "matplotlib", "pytest")
 """Distributions that programs find, where they are installed beside the agent."""
 PRELOAD = ("numpy", "sympy")
 """What is imported before a program starts, so that its own import costs nothing."""
+
+OLDEST_LINUX = (5, 14)
+"""From here on a limit of processes counts those of one session, not all that its user has."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ def missing() -> str:
     if not sys.platform.startswith("linux"):
         return "bubblewrap needs Linux"
     lacking = []
+    if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < OLDEST_LINUX:
+        lacking.append("Linux {}.{} or newer".format(*OLDEST_LINUX))
     if shutil.which("bwrap") is None:
         lacking.append("apt-get install bubblewrap")
     try:

@@ -63,6 +63,7 @@ def _enter() -> None:
     _write("/proc/self/uid_map", f"{USER} {USER} 1")
     _write("/proc/self/gid_map", f"{USER} {USER} 1")
     _write("/proc/sys/user/max_user_namespaces", "0")
+    _write("/proc/self/oom_score_adj", "1000")  # where memory runs out, the kernel kills here and not the agent
     linux.set_dumpable(False)  # programs have the same user: they must not read or write this memory
 
 
@@ -77,10 +78,7 @@ def _furnish(settings: dict[str, Any]) -> None:
         os.mkdir(part, 0o755)
         linux.mount(part, target, None, linux.MS_BIND)
     linux.mount("none", _SCRATCH, "tmpfs", quiet | linux.MS_RDONLY, "size=4k")  # one way to each file
-    try:
-        linux.mount("proc", "/proc", "proc", quiet | linux.MS_NOEXEC, "hidepid=2,subset=pid")
-    except OSError:  # before Linux 5.8
-        linux.mount("proc", "/proc", "proc", quiet | linux.MS_NOEXEC, "hidepid=2")
+    linux.mount("proc", "/proc", "proc", quiet | linux.MS_NOEXEC | linux.MS_RDONLY, "hidepid=2,subset=pid")
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         open_ones = writable_mounts(file.read())
     if open_ones:
@@ -94,9 +92,7 @@ def writable_mounts(mountinfo: str) -> list[str]:
     for line in mountinfo.splitlines():
         fields = line.split()
         last[fields[4]] = fields[5].split(",")
-    return [
-        place for place, options in last.items() if "rw" in options and place not in {*WRITABLE, *_DEVICES, "/proc"}
-    ]
+    return [place for place, options in last.items() if "rw" in options and place not in {*WRITABLE, *_DEVICES}]
 
 
 def serve(channel: socket.socket, settings: dict[str, Any]) -> None:

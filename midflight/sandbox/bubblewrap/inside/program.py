@@ -13,6 +13,7 @@ import builtins
 import io
 import linecache
 import os
+import signal
 import stat
 import sys
 import threading
@@ -178,6 +179,8 @@ def _say(reply: int, message: dict[str, Any]) -> None:
 
 
 def _execute(command: list[str]) -> int:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, which a command would inherit
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except OSError as error:
