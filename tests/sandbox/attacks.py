@@ -64,6 +64,7 @@ FILES = [
     ),
     Attack("write to /scratch", "open('/scratch/x', 'w').write('ESCAPED')", (ERROR,)),
     Attack("the kernel's settings", "open('/proc/sys/kernel/core_pattern', 'w').write('|/tmp/x')", (ERROR,)),
+    Attack("not the first to be killed", "open('/proc/self/oom_score_adj', 'w').write('-999')", (ERROR,), "Read-only"),
     Attack("sysrq", "open('/proc/sysrq-trigger', 'w').write('b')", (ERROR,)),
     Attack(
         "own memory map",
@@ -334,6 +335,12 @@ TALK = [
         "ZeroDivisionError",
     ),
     Attack("garbage for an answer", "import os\nos.write(3, b'\\xff' * 10000)\nos._exit(0)", (OK,)),
+    Attack(
+        "wrong types in an answer",
+        "import json, os\nforged = dict(number=[1], exception={{}}, problem=[], files=[1], tests={{}}, code='')\n"
+        "data = json.dumps(forged).encode()\nos.write(3, len(data).to_bytes(4, 'big') + data)\nos._exit(1)",
+        (ERROR,),
+    ),
     Attack("no end of an answer", "import os\nwhile True: os.write(3, bytes(65536))", (Outcome.OUTPUT_LIMIT,)),
     Attack("an object in an answer", "import os\nos.write(3, b'\\0\\0\\0\\x40' + b'[' * 64)\nos._exit(3)", (ERROR,)),
 ]

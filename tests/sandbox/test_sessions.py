@@ -12,10 +12,12 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from midflight import doctor
 from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox import (
     Command,
@@ -29,7 +31,7 @@ from midflight.sandbox import (
 )
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox, zygote
 from midflight.sandbox.bubblewrap.inside.holder import writable_mounts
-from midflight.sandbox.choose import choose_sandbox
+from midflight.sandbox.choose import SandboxOptions, choose_sandbox, shared_sandbox
 from tests.sandbox.ready import need_bubblewrap
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -323,6 +325,26 @@ def test_no_sandbox_only_by_a_flag_that_says_unsafe() -> None:
     with pytest.raises(UserError, match="sandbox = 'docker': choose one of auto, bubblewrap"):
         choose_sandbox("docker")
     assert choose_sandbox("none", unsafe_no_sandbox=True).name == "unsafe-none"
+
+
+def test_options_choose_one_sandbox_for_all_tools() -> None:
+    need_bubblewrap()
+    options = SandboxOptions(wall_seconds=3, memory_mb=64, disk_mb=8, packages=("numpy",), running=2)
+    sandbox = shared_sandbox(options)
+    assert shared_sandbox(replace(options)) is sandbox and shared_sandbox(SandboxOptions()) is not sandbox
+    assert isinstance(sandbox, BubblewrapSandbox) and sandbox.limits == Limits(wall_seconds=3, memory_bytes=64 * 2**20)
+    assert sandbox.box == Box(("numpy",), ("numpy",), disk_bytes=8 * 2**20)
+    code = "import importlib.util as u\nprint([u.find_spec(name) is not None for name in ('numpy', 'sympy')])"
+    assert sandbox.run_blocking(Python(code)).out == "[True, False]\n"
+    sandbox.close()
+    with pytest.raises(UserError, match="sandbox: cpu_seconds = 0 must be above 0"):
+        shared_sandbox(SandboxOptions(cpu_seconds=0))
+
+
+def test_doctor_says_whether_there_is_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "bubblewrap_problem", lambda: "bubblewrap is not ready: apt-get install bubblewrap")
+    (check,) = (one for one in doctor.diagnose() if one.name == "sandbox")
+    assert not check.ok and not check.required and "apt-get install bubblewrap" in check.line()
 
 
 def test_a_machine_without_bubblewrap_is_told_what_to_install(tmp_path: Path) -> None:
