@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from midflight.paths import cache_folder, embedded_folder
+from midflight.sandbox import wasi
 from midflight.sandbox.bubblewrap import PACKAGES
 from midflight.sandbox.bubblewrap.interpreter import closure
 from midflight.sandbox.choose import bubblewrap_problem
@@ -104,6 +105,9 @@ def _converted() -> Check:
 
 def _sandbox() -> Check:
     problem = bubblewrap_problem()
+    if problem and not wasi.missing():
+        detail = f"wasi: programs with the standard library alone, no shell, tests or state; for these: {problem}"
+        return Check("sandbox", True, detail, required=False)
     packages = ", ".join(sorted(set(closure(PACKAGES)) & set(PACKAGES)))
     detail = problem or f"bubblewrap; programs may import {packages or 'the standard library alone'}"
     return Check(

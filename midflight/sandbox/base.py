@@ -187,11 +187,15 @@ class Sandbox(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages: bubblewrap, wasi, or unsafe."""
+        """For messages."""
 
     @property
     def limits(self) -> Limits:
         """What a request may take where nothing else is said."""
+
+    @property
+    def full(self) -> bool:
+        """Whether it does every request; without it, programs of their own and files, and no packages to import."""
 
     async def open(self) -> Session:
         """A session with an empty workspace.

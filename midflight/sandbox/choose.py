@@ -1,4 +1,4 @@
-"""Which sandbox: bubblewrap, or a refusal that says what to install. Never nothing, unless a flag called unsafe asks.
+"""Which sandbox: bubblewrap, else WASI, else a refusal that says what to install; nothing only by a flag called unsafe.
 
 Whether bubblewrap works is tried, not guessed: the kernel's settings or a container may forbid user namespaces.
 """
@@ -9,11 +9,13 @@ import functools
 from dataclasses import dataclass
 
 from midflight.errors import InfrastructureError, UserError
+from midflight.sandbox import wasi
 from midflight.sandbox.base import Limits, Python, Sandbox
 from midflight.sandbox.bubblewrap import PACKAGES, PRELOAD, Box, BubblewrapSandbox, missing
 from midflight.sandbox.unsafe import UnsafeSandbox
+from midflight.sandbox.wasi import WasiSandbox
 
-KINDS = ("auto", "bubblewrap", "none")
+KINDS = ("auto", "bubblewrap", "wasi", "none")
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class SandboxOptions:
     """Which sandbox and what its programs may take, as a user says it."""
 
     sandbox: str = "auto"
-    """auto: the first that works; bubblewrap; or none, which takes `unsafe_no_sandbox` too."""
+    """auto: the first that works; bubblewrap; wasi; or none, which takes `unsafe_no_sandbox` too."""
     unsafe_no_sandbox: bool = False
     """Run code that a model wrote as the agent's user, with all its files, keys and network."""
     wall_seconds: float = 10.0
@@ -31,17 +33,18 @@ class SandboxOptions:
     memory_mb: int = 512
     """Of one call, beyond what the warm interpreter holds."""
     processes: int = 32
-    """Processes and threads of one call."""
+    """Processes and threads of one call; wasi has none."""
     file_mb: int = 32
     """Of one file."""
     output_kb: int = 1024
     """Of standard output, and of standard error, of one call."""
     disk_mb: int = 64
-    """Of all files of a trajectory; they are in memory."""
+    """Of all files of a trajectory; bubblewrap has them in memory."""
     running: int | None = None
     """Calls that run at a time; null: the number of cores."""
     packages: tuple[str, ...] = PACKAGES
-    """Distributions that programs may import, with what they require, as far as they are installed beside Midflight."""
+    """Distributions that programs may import, with what they require, as far as they are installed beside Midflight;
+    wasi has the standard library alone."""
 
     def limits(self) -> Limits:
         """Of one call."""
@@ -66,7 +69,7 @@ def shared_sandbox(options: SandboxOptions) -> Sandbox:
         limits = options.limits()
     except ValueError as error:
         raise UserError(f"sandbox: {error}") from error
-    preload = tuple(name for name in PRELOAD if name in options.packages)
+    preload = tuple(name for name in PRELOAD if name.partition(".")[0] in options.packages)
     box = Box(options.packages, preload, disk_bytes=options.disk_mb * 2**20)
     return choose_sandbox(
         options.sandbox, limits, box, running=options.running, unsafe_no_sandbox=options.unsafe_no_sandbox
@@ -95,10 +98,14 @@ def choose_sandbox(
         )
     if kind == "none":
         return UnsafeSandbox(limits)
-    problem = bubblewrap_problem()
-    if problem:
-        raise UserError(f"no sandbox for code that a model writes: {problem}")
-    return BubblewrapSandbox(limits, box, running=running)
+    problem = bubblewrap_problem() if kind != "wasi" else ""
+    if kind != "wasi" and not problem:
+        return BubblewrapSandbox(limits, box, running=running)
+    lacking = wasi.missing() if kind != "bubblewrap" else ""
+    if kind != "bubblewrap" and not lacking:
+        return WasiSandbox(limits, disk_bytes=(box or Box()).disk_bytes, running=running)
+    problems = "; or ".join(one for one in (problem, lacking) if one)
+    raise UserError(f"no sandbox for code that a model writes: {problems}")
 
 
 @functools.cache

@@ -8,17 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from midflight.engines.base import Engine, EngineError, FinishReason, GenerateRequest, Message, PromptTooLong, Sampling
-from midflight.errors import InfrastructureError
+from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox.base import Limits, Python, Sandbox
 from midflight.tools.base import ErrorKind, ToolResult
 from midflight.tools.workspace import SandboxTool, result_of
 
-SYSTEM = """You write one Python program that does a task and prints its result.
-The standard library, numpy and sympy are there; no network. Files are in the current folder.
-Answer with the program alone, in one block that begins with ```python and ends with ```."""
+SYSTEM = Template("""You write one Python program that does a task and prints its result.
+There is $packages, and no network. Files are in the current folder.
+Answer with the program alone, in one block that begins with ```python and ends with ```.""")
 _BLOCK = re.compile(
     r"^(?P<fence>`{3,})(?:python|py)?[ \t]*\n(?P<code>.*?)^(?P=fence)`*[ \t]*$", re.DOTALL | re.MULTILINE
 )
@@ -37,6 +38,9 @@ class PythonTool(SandboxTool):
         sampling: how the engine writes.
         limits: of one program; the sandbox's own when None.
         keep: see `SandboxTool`.
+
+    Raises:
+        UserError: `keep_state` in a sandbox that keeps none.
     """
 
     name = "python"
@@ -52,6 +56,8 @@ class PythonTool(SandboxTool):
         keep: Path | None = None,
     ) -> None:
         super().__init__(sandbox, limits=limits, keep=keep)
+        if keep_state and not sandbox.full:
+            raise UserError(f"keep_state = true: the sandbox {sandbox.name} keeps no state; it takes bubblewrap")
         self.engine, self.keep_state = engine, keep_state
         self.sampling = sampling or Sampling(temperature=0.0, max_tokens=1024)
 
@@ -60,7 +66,8 @@ class PythonTool(SandboxTool):
         """For the planner."""
         what = "runs a Python program" if self.engine is None else "writes a Python program for a task and runs it"
         state = "variables stay from call to call" if self.keep_state else "every call starts without variables"
-        return f"{what}; gives what it prints and the value of its last line; {state}; numpy, sympy; no network"
+        packages = "numpy, sympy" if self.sandbox.full else "standard library alone"
+        return f"{what}; gives what it prints and the value of its last line; {state}; {packages}; no network"
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -81,10 +88,14 @@ class PythonTool(SandboxTool):
             code = arguments["code"] if self.engine is None else await self._written(self.engine, arguments["task"])
         except ValueError as error:
             return ToolResult(str(error), ErrorKind.TOOL_ERROR)
-        request = Python(code, arguments.get("stdin", ""), keep_state=self.keep_state, figures=True)
+        request = Python(code, arguments.get("stdin", ""), keep_state=self.keep_state, figures=self.sandbox.full)
         result = await self._run(request, seconds)
         text = result_of(result)
         return ToolResult(text.text + "".join(f"\nsaved {file.path}" for file in result.files), text.error)
+
+    def _system(self) -> str:
+        packages = "the standard library with numpy and sympy" if self.sandbox.full else "the standard library alone"
+        return SYSTEM.substitute(packages=packages)
 
     async def _written(self, engine: Engine, task: str) -> str:
         """The program that `engine` writes for `task`.
@@ -93,7 +104,7 @@ class PythonTool(SandboxTool):
             ValueError: it writes none; the message says why.
             InfrastructureError: the engine failed.
         """
-        messages = (Message("system", (SYSTEM,)), Message("user", (f"Task: {task}",)))
+        messages = (Message("system", (self._system(),)), Message("user", (f"Task: {task}",)))
         try:
             generation = await engine.generate(GenerateRequest(messages, self.sampling))
         except EngineError as error:

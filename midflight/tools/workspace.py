@@ -29,6 +29,8 @@ from midflight.tools.base import ErrorKind, ToolResult
 from midflight.tools.scope import Scope
 
 Arguments = Mapping[str, Any]
+NEED_FULL = ("run_tests", "shell")
+"""Tools that a sandbox of programs alone (WASI) has not."""
 
 
 class SandboxTool:
@@ -103,7 +105,10 @@ class WorkspaceTool(SandboxTool):
 def workspace_tools(
     sandbox: Sandbox, *, limits: Limits | None = None, keep: Path | None = None
 ) -> dict[str, WorkspaceTool]:
-    """`write_file`, `read_file`, `list_files`, `run_tests` and `shell` on one workspace, by name."""
+    """`write_file`, `read_file`, `list_files`, `run_tests` and `shell` on one workspace, by name.
+
+    The last two only in a sandbox that can do more than programs.
+    """
     path = {"type": "string", "description": "relative to the workspace"}
     line = {"type": "integer", "minimum": 1}
     tools = (
@@ -150,7 +155,7 @@ def workspace_tools(
     )
     for tool in tools:
         tool.limits, tool.keep = limits, keep
-    return {tool.name: tool for tool in tools}
+    return {tool.name: tool for tool in tools if sandbox.full or tool.name not in NEED_FULL}
 
 
 def _no_option(path: str) -> str:

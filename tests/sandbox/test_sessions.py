@@ -170,6 +170,17 @@ async def test_at_most_so_many_run_and_the_first_to_come_runs_first() -> None:
 
 
 @pytest.mark.asyncio
+async def test_open_sessions_run_no_more_at_a_time() -> None:
+    need_bubblewrap()
+    code = "import time\nbegan = time.monotonic()\ntime.sleep(0.3)\nprint(began, time.monotonic())"
+    with BubblewrapSandbox(box=Box(preload=()), warm=1, running=1) as sandbox:
+        sessions = [await sandbox.open() for _ in range(3)]
+        results = await asyncio.gather(*(session.run(Python(code)) for session in sessions))
+    spans = sorted(tuple(map(float, result.out.split())) for result in results)
+    assert all(earlier[1] <= later[0] for earlier, later in zip(spans, spans[1:], strict=False))
+
+
+@pytest.mark.asyncio
 async def test_waiting_for_others_is_not_its_time() -> None:
     need_bubblewrap()
     limits = Limits(wall_seconds=0.6)
@@ -322,9 +333,9 @@ def test_no_sandbox_only_by_a_flag_that_says_unsafe() -> None:
         choose_sandbox("none")
     with pytest.raises(UserError, match="unsafe_no_sandbox"):
         choose_sandbox("auto", unsafe_no_sandbox=True)
-    with pytest.raises(UserError, match="sandbox = 'docker': choose one of auto, bubblewrap"):
+    with pytest.raises(UserError, match="sandbox = 'docker': choose one of auto, bubblewrap, wasi, none"):
         choose_sandbox("docker")
-    assert choose_sandbox("none", unsafe_no_sandbox=True).name == "unsafe-none"
+    assert choose_sandbox("none", unsafe_no_sandbox=True).name == "none (unsafe)"
 
 
 def test_options_choose_one_sandbox_for_all_tools() -> None:
@@ -333,7 +344,7 @@ def test_options_choose_one_sandbox_for_all_tools() -> None:
     sandbox = shared_sandbox(options)
     assert shared_sandbox(replace(options)) is sandbox and shared_sandbox(SandboxOptions()) is not sandbox
     assert isinstance(sandbox, BubblewrapSandbox) and sandbox.limits == Limits(wall_seconds=3, memory_bytes=64 * 2**20)
-    assert sandbox.box == Box(("numpy",), ("numpy",), disk_bytes=8 * 2**20)
+    assert sandbox.box == Box(("numpy",), ("numpy", "numpy.random"), disk_bytes=8 * 2**20)
     code = "import importlib.util as u\nprint([u.find_spec(name) is not None for name in ('numpy', 'sympy')])"
     assert sandbox.run_blocking(Python(code)).out == "[True, False]\n"
     sandbox.close()
@@ -343,6 +354,9 @@ def test_options_choose_one_sandbox_for_all_tools() -> None:
 
 def test_doctor_says_whether_there_is_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "bubblewrap_problem", lambda: "bubblewrap is not ready: apt-get install bubblewrap")
+    (check,) = (one for one in doctor.diagnose() if one.name == "sandbox")
+    assert check.ok == (not doctor.wasi.missing())
+    monkeypatch.setattr(doctor.wasi, "missing", lambda: "pip install")
     (check,) = (one for one in doctor.diagnose() if one.name == "sandbox")
     assert not check.ok and not check.required and "apt-get install bubblewrap" in check.line()
 

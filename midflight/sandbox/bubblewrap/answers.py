@@ -5,7 +5,6 @@ An answer is partly what a program wrote. So nothing in it is taken for more tha
 
 from __future__ import annotations
 
-import errno
 import signal
 from typing import Any
 
@@ -26,7 +25,7 @@ from midflight.sandbox.base import (
 )
 from midflight.sandbox.bubblewrap.inside import frames
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL = frozenset({"ENOSPC", "EDQUOT", "EFBIG"})
 
 
 def request_frame(request: Request) -> dict[str, Any]:
@@ -62,7 +61,7 @@ def result(request: Request, answer: dict[str, Any], limits: Limits) -> SandboxR
     status = answer["status"]
     exception, number = reply.get("exception"), reply.get("number")
     exception = exception if isinstance(exception, str) else ""
-    number = number if isinstance(number, int) else None
+    number = number if isinstance(number, str) else ""
     if answer["cause"] == "exit" and status == 0 and isinstance(request, Python) and request.keep_state:
         code = reply.get("code")
         status = code if isinstance(code, int) and 0 <= code < 256 else 1
@@ -96,7 +95,7 @@ def _reply(data: bytes) -> dict[str, Any]:
         return {}
 
 
-def _outcome(cause: str, status: int | None, exception: str, number: int | None) -> Outcome:
+def _outcome(cause: str, status: int | None, exception: str, number: str) -> Outcome:
     match cause:
         case "wall":
             return Outcome.WALL_LIMIT
@@ -106,15 +105,19 @@ def _outcome(cause: str, status: int | None, exception: str, number: int | None)
             return Outcome.MEMORY_LIMIT
         case "output":
             return Outcome.OUTPUT_LIMIT
+        case "disk":
+            return Outcome.FILE_LIMIT
     if status == 0:
         return Outcome.OK
     if status == -signal.SIGXFSZ:
         return Outcome.FILE_LIMIT
+    if status == -signal.SIGXCPU:
+        return Outcome.CPU_LIMIT
     if status is None or status < 0:
         return Outcome.KILLED
-    if exception == "MemoryError" or number == errno.ENOMEM:
+    if exception == "MemoryError" or number == "ENOMEM":
         return Outcome.MEMORY_LIMIT
-    if exception == "NoThread" or (exception == "BlockingIOError" and number == errno.EAGAIN):
+    if exception == "NoThread" or (exception == "BlockingIOError" and number == "EAGAIN"):
         return Outcome.PROCESS_LIMIT
     return Outcome.FILE_LIMIT if number in _FULL else Outcome.ERROR
 

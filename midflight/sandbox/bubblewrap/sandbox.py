@@ -30,6 +30,7 @@ class BubblewrapSandbox:
     """
 
     name = "bubblewrap"
+    full = True
 
     def __init__(
         self, limits: Limits | None = None, box: Box | None = None, *, warm: int = 4, running: int | None = None

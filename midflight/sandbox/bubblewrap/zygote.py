@@ -21,7 +21,7 @@ from midflight.sandbox.bubblewrap.inside import frames
 
 PACKAGES = ("numpy", "sympy", "matplotlib", "pytest")
 """Distributions that programs find, where they are installed beside the agent."""
-PRELOAD = ("numpy", "sympy")
+PRELOAD = ("numpy", "numpy.random", "sympy")
 """What is imported before a program starts, so that its own import costs nothing."""
 
 OLDEST_LINUX = (5, 14)

@@ -5,6 +5,7 @@ import __future__
 
 import ast
 import builtins
+import errno
 import linecache
 import os
 import sys
@@ -64,11 +65,12 @@ def save_figures() -> list[dict[str, Any]]:
 
 
 def described(error: BaseException) -> dict[str, Any]:
+    """Class of an exception, and the name of its errno, whose number is another on other systems."""
     described: dict[str, Any] = {"exception": type(error).__name__, "number": None}
     if isinstance(error, MemoryError):
         described["exception"] = "MemoryError"
     if isinstance(error, OSError) and isinstance(error.errno, int):
-        described["number"] = error.errno
+        described["number"] = errno.errorcode.get(error.errno)
     if isinstance(error, RuntimeError) and "start new thread" in str(error.args):
         described["exception"] = "NoThread"
     return described
