@@ -7,6 +7,8 @@ sandbox that cannot be had raises, InfrastructureError.
 
 from __future__ import annotations
 
+import functools
+import re
 import unicodedata
 from dataclasses import dataclass
 from enum import StrEnum
@@ -215,16 +217,19 @@ class Sandbox(Protocol):
         """End all sessions and what is warm. A sandbox that is used again starts again."""
 
 
+_UNUSUAL = re.compile(r"[^\n\t -~]")
+
+
 def printable(data: bytes) -> str:
     """Bytes of a program as text: bad UTF-8 replaced, control and direction characters spelt out, `\\r\\n` as newline.
 
     So output cannot move a terminal's cursor, hide text or speak to it.
     """
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(one if one in "\n\t" or _plain(one) else one.encode("unicode_escape").decode() for one in text)
+    return _UNUSUAL.sub(lambda match: _shown(match[0]), text)
 
 
-def _plain(one: str) -> bool:
-    return unicodedata.category(one) not in ("Cc", "Cf", "Cs", "Zl", "Zp") or one in "\u200c\u200d"
+@functools.lru_cache(4096)
+def _shown(one: str) -> str:
+    hidden = unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp") and one not in "\u200c\u200d"
+    return one.encode("unicode_escape").decode() if hidden else one

@@ -81,7 +81,15 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(seconds)
 
     def stop(self) -> None:
-        """End the loop and its thread."""
+        """End the loop and its thread; what still runs on it is cancelled."""
+        self.wait(_cancel_others(), None)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -151,6 +151,14 @@ async def test_what_was_written_before_the_end_is_kept(sandbox: BubblewrapSandbo
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("size", "outcome"), [(5000, Outcome.OK), (5001, Outcome.OUTPUT_LIMIT)])
+async def test_output_has_a_limit_to_the_byte(sandbox: BubblewrapSandbox, size: int, outcome: Outcome) -> None:
+    code = f"import os\nwritten = os.write(1, b'x' * {size})"
+    result = await sandbox.run(Python(code), Limits(output_bytes=5000))
+    assert (result.outcome, result.out) == (outcome, "x" * 5000)
+
+
+@pytest.mark.asyncio
 async def test_state_is_kept_within_a_session_when_asked(sandbox: BubblewrapSandbox) -> None:
     session, other = await sandbox.open(), await sandbox.open()
 

@@ -219,6 +219,8 @@ def watch(call: Process, limits: dict[str, Any], channel: socket.socket) -> dict
         os.kill(-1, signal.SIGSTOP)
     for descriptor, one in reads.items():
         _drain(descriptor, one)
+    if cause == "exit" and any(one.over for one in reads.values()):
+        cause = "output"
     call.close()
     return {
         "cause": cause,
