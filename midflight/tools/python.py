@@ -14,6 +14,7 @@ from typing import Any
 from midflight.engines.base import Engine, EngineError, FinishReason, GenerateRequest, Message, PromptTooLong, Sampling
 from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox.base import Limits, Python, Sandbox
+from midflight.sandbox.choose import SandboxOptions, shared_sandbox
 from midflight.tools.base import ErrorKind, ToolResult
 from midflight.tools.workspace import SandboxTool, result_of
 
@@ -114,6 +115,17 @@ class PythonTool(SandboxTool):
         if generation.finish_reason is FinishReason.LENGTH:
             raise ValueError(f"no program: the engine had not ended after {self.sampling.max_tokens} tokens")
         return program_of(generation.text)
+
+
+def python_tool(
+    options: SandboxOptions, *, engine: Engine | None = None, keep_state: bool = False, keep: Path | None = None
+) -> PythonTool:
+    """The tool in the sandbox of these options, whose workspace it shares with the tools of equal ones.
+
+    Raises:
+        UserError: there is no sandbox, or none that can do this.
+    """
+    return PythonTool(shared_sandbox(options), engine=engine, keep_state=keep_state, keep=keep)
 
 
 def program_of(text: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from midflight.errors import UserError
 from midflight.sandbox.base import (
     Command,
     Limits,
@@ -24,6 +25,7 @@ from midflight.sandbox.base import (
     SandboxResult,
     WriteFile,
 )
+from midflight.sandbox.choose import SandboxOptions, shared_sandbox
 from midflight.sandbox.workspace import Workspace
 from midflight.tools.base import ErrorKind, ToolResult
 from midflight.tools.scope import Scope
@@ -162,6 +164,18 @@ def _no_option(path: str) -> str:
     if path.startswith("-"):
         raise ValueError(f"{path}: a path or a test id, not an option of pytest")
     return path
+
+
+def workspace_tool(name: str, options: SandboxOptions, *, keep: Path | None = None) -> WorkspaceTool:
+    """One of the family by its name; those of equal options share one workspace a trajectory.
+
+    Raises:
+        UserError: there is no sandbox, or none that can do this.
+    """
+    sandbox = shared_sandbox(options)
+    if name in NEED_FULL and not sandbox.full:
+        raise UserError(f"{name}: the sandbox {sandbox.name} runs Python programs alone; {name} takes bubblewrap")
+    return workspace_tools(sandbox, keep=keep)[name]
 
 
 def result_of(result: SandboxResult) -> ToolResult:

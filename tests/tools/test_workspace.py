@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from midflight.errors import UserError
 from midflight.sandbox import Limits
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
-from midflight.tools import ErrorKind, Scope, Toolset
-from midflight.tools.workspace import workspace_tools
+from midflight.sandbox.choose import SandboxOptions
+from midflight.sandbox.wasi import WasiSandbox
+from midflight.tools import ErrorKind, Scope, Toolset, workspace
+from midflight.tools.python import python_tool
+from midflight.tools.workspace import workspace_tool, workspace_tools
 from tests.sandbox.ready import need_bubblewrap
 
 
@@ -100,6 +105,24 @@ async def test_trajectories_do_not_share_and_nothing_stays(sandbox: BubblewrapSa
     async with Scope() as again:
         assert await Tools(sandbox, again)("list_files", path=".") == ("no files in .", None)
     assert not sandbox._core or not sandbox._core._open
+
+
+@pytest.mark.asyncio
+async def test_tools_made_one_by_one_of_equal_options_share_a_workspace() -> None:
+    need_bubblewrap()
+    options = SandboxOptions(packages=())
+    python, write = python_tool(options), workspace_tool("write_file", replace(options))
+    async with Scope() as scope:
+        assert (await write.scoped(scope).call({"path": "a", "content": "b"}, 10)).error is None
+        assert (await python.scoped(scope).call({"code": "print(open('a').read())"}, 10)).text == "b"
+    python.close()
+
+
+def test_a_sandbox_of_programs_alone_has_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "shared_sandbox", lambda _: WasiSandbox())
+    assert workspace_tool("read_file", SandboxOptions()).name == "read_file"
+    with pytest.raises(UserError, match="shell: the sandbox wasi runs Python programs alone; shell takes bubblewrap"):
+        workspace_tool("shell", SandboxOptions())
 
 
 @pytest.mark.asyncio
