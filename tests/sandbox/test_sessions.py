@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -381,6 +382,14 @@ def test_a_machine_without_bubblewrap_is_told_what_to_install(tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "no sandbox for code that a model writes" in done.stderr
     assert "apt-get install bubblewrap" in done.stderr
+
+
+def test_the_example_of_the_page_runs() -> None:
+    need_bubblewrap()
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sandbox.md").read_text(), re.DOTALL)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "{2: 3, 3: 2, 5: 1}\n\n"
 
 
 def test_limits_are_above_nothing() -> None:
