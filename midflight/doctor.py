@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from midflight.paths import cache_folder, embedded_folder
+from midflight.sandbox import wasi
+from midflight.sandbox.bubblewrap import PACKAGES
+from midflight.sandbox.bubblewrap.interpreter import closure
+from midflight.sandbox.choose import bubblewrap_problem
 
 EXTRA = "pip install 'midflight[train]'"
 NEEDED_GB = 6.0
@@ -47,6 +51,7 @@ def diagnose() -> list[Check]:
         lambda: _package("peft"),
         _embedded,
         _converted,
+        _sandbox,
         _full_text_search,
         _cores,
         _free_memory,
@@ -96,6 +101,18 @@ def _converted() -> Check:
     except importlib.metadata.PackageNotFoundError:
         return Check(name, False, "no embedded model to convert", required=False)
     return Check(name, folder.is_dir(), str(folder), "made at the first start, in about 15 s", required=False)
+
+
+def _sandbox() -> Check:
+    problem = bubblewrap_problem()
+    if problem and not wasi.missing():
+        detail = f"wasi: programs with the standard library alone, no shell, tests or state; for these: {problem}"
+        return Check("sandbox", True, detail, required=False)
+    packages = ", ".join(sorted(set(closure(PACKAGES)) & set(PACKAGES)))
+    detail = problem or f"bubblewrap; programs may import {packages or 'the standard library alone'}"
+    return Check(
+        "sandbox", not problem, detail, "needed by python, shell, run_tests; see docs/sandbox.md", required=False
+    )
 
 
 def _full_text_search() -> Check:

@@ -137,6 +137,7 @@ def test_the_samples_of_the_page_on_tasks_are_valid(tmp_path: Path) -> None:
         "docs/architecture.md",
         "docs/credit.md",
         "docs/recipe.md",
+        "docs/sandbox.md",
         "docs/tasks.md",
         "docs/objectives.md",
         "docs/training.md",

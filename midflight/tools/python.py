@@ -1,0 +1,143 @@
+"""The tool `python`: runs a program in the sandbox, given as code or written by an engine from a task.
+
+Invariant: no line of it runs in the agent's process, and each program runs exactly once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from midflight.engines.base import Engine, EngineError, FinishReason, GenerateRequest, Message, PromptTooLong, Sampling
+from midflight.errors import InfrastructureError, UserError
+from midflight.sandbox.base import Limits, Python, Sandbox
+from midflight.sandbox.choose import SandboxOptions, shared_sandbox
+from midflight.tools.base import ErrorKind, ToolResult
+from midflight.tools.workspace import SandboxTool, result_of
+
+SYSTEM = Template("""You write one Python program that does a task and prints its result.
+There is $packages, and no network. Files are in the current folder.
+Answer with the program alone, in one block that begins with ```python and ends with ```.""")
+_BLOCK = re.compile(
+    r"^(?P<fence>`{3,})(?:python|py)?[ \t]*\n(?P<code>.*?)^(?P=fence)`*[ \t]*$", re.DOTALL | re.MULTILINE
+)
+
+
+class PythonTool(SandboxTool):
+    """Runs Python in the trajectory's workspace; what it prints, and the value of a last expression, is the result.
+
+    A figure of pyplot that is open at the end is saved as figure-N.png in the workspace, and named in the result.
+
+    Args:
+        sandbox: where programs run.
+        engine: writes the program from a task; None to be given code.
+        keep_state: one interpreter for all calls of a trajectory, so variables stay. Without it every program begins
+            in a fresh one.
+        sampling: how the engine writes.
+        limits: of one program; the sandbox's own when None.
+        keep: see `SandboxTool`.
+
+    Raises:
+        UserError: `keep_state` in a sandbox that keeps none.
+    """
+
+    name = "python"
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        engine: Engine | None = None,
+        keep_state: bool = False,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        keep: Path | None = None,
+    ) -> None:
+        super().__init__(sandbox, limits=limits, keep=keep)
+        if keep_state and not sandbox.full:
+            raise UserError(f"keep_state = true: the sandbox {sandbox.name} keeps no state; it takes bubblewrap")
+        self.engine, self.keep_state = engine, keep_state
+        self.sampling = sampling or Sampling(temperature=0.0, max_tokens=1024)
+
+    @property
+    def description(self) -> str:
+        """For the planner."""
+        what = "runs a Python program" if self.engine is None else "writes a Python program for a task and runs it"
+        state = "variables stay from call to call" if self.keep_state else "every call starts without variables"
+        packages = "numpy, sympy" if self.sandbox.full else "standard library alone"
+        return f"{what}; gives what it prints and the value of its last line; {state}; {packages}; no network"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Code, or a task where an engine writes the code; and what `input()` reads."""
+        given = ("code", "a Python program") if self.engine is None else ("task", "what to compute, with all it needs")
+        name, description = given
+        stdin = {"type": "string", "description": "lines that input() reads", "default": ""}
+        return {
+            "type": "object",
+            "properties": {name: {"type": "string", "description": description}, "stdin": stdin},
+            "required": [name],
+            "additionalProperties": False,
+        }
+
+    async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        """See `Tool.call`."""
+        try:
+            code = arguments["code"] if self.engine is None else await self._written(self.engine, arguments["task"])
+        except ValueError as error:
+            return ToolResult(str(error), ErrorKind.TOOL_ERROR)
+        request = Python(code, arguments.get("stdin", ""), keep_state=self.keep_state, figures=self.sandbox.full)
+        result = await self._run(request, seconds)
+        text = result_of(result)
+        return ToolResult(text.text + "".join(f"\nsaved {file.path}" for file in result.files), text.error)
+
+    def _system(self) -> str:
+        packages = "the standard library with numpy and sympy" if self.sandbox.full else "the standard library alone"
+        return SYSTEM.substitute(packages=packages)
+
+    async def _written(self, engine: Engine, task: str) -> str:
+        """The program that `engine` writes for `task`.
+
+        Raises:
+            ValueError: it writes none; the message says why.
+            InfrastructureError: the engine failed.
+        """
+        messages = (Message("system", (self._system(),)), Message("user", (f"Task: {task}",)))
+        try:
+            generation = await engine.generate(GenerateRequest(messages, self.sampling))
+        except EngineError as error:
+            raise InfrastructureError(f"the engine of python failed: {error}") from error
+        except PromptTooLong as error:
+            raise ValueError(f"the task is too long for the engine that writes the program: {error}") from error
+        if generation.finish_reason is FinishReason.LENGTH:
+            raise ValueError(f"no program: the engine had not ended after {self.sampling.max_tokens} tokens")
+        return program_of(generation.text)
+
+
+def python_tool(
+    options: SandboxOptions, *, engine: Engine | None = None, keep_state: bool = False, keep: Path | None = None
+) -> PythonTool:
+    """The tool in the sandbox of these options, whose workspace it shares with the tools of equal ones.
+
+    Raises:
+        UserError: there is no sandbox, or none that can do this.
+    """
+    return PythonTool(shared_sandbox(options), engine=engine, keep_state=keep_state, keep=keep)
+
+
+def program_of(text: str) -> str:
+    """The program in an engine's answer: its one block of code, or the whole answer where it has no block.
+
+    Raises:
+        ValueError: more than one block, or nothing.
+    """
+    blocks = [match["code"] for match in _BLOCK.finditer(text)]
+    if len(blocks) > 1:
+        raise ValueError(f"no program: the engine wrote {len(blocks)} blocks of code instead of one")
+    code = blocks[0] if blocks else text
+    if not code.strip():
+        raise ValueError("no program: the engine wrote nothing")
+    return code

@@ -1,0 +1,438 @@
+"""Sessions: apart from each other, bounded and fair together, and nothing of them left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from midflight import doctor
+from midflight.errors import InfrastructureError, UserError
+from midflight.sandbox import (
+    Command,
+    Limits,
+    ListFiles,
+    Outcome,
+    Python,
+    ReadFile,
+    SandboxResult,
+    WriteFile,
+)
+from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox, zygote
+from midflight.sandbox.bubblewrap.inside.holder import writable_mounts
+from midflight.sandbox.choose import SandboxOptions, choose_sandbox, shared_sandbox
+from tests.sandbox.attacks import ATTACKS
+from tests.sandbox.ready import need_bubblewrap
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def host_processes(marker: str) -> list[int]:
+    """Processes of this machine whose command line holds `marker`."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if marker.encode() in (folder / "cmdline").read_bytes() and folder.name != str(os.getpid()):
+                found.append(int(folder.name))
+    return found
+
+
+def wait_until_gone(marker: str, seconds: float = 5.0) -> list[int]:
+    end = time.monotonic() + seconds
+    while (left := host_processes(marker)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return left
+
+
+@pytest.mark.asyncio
+async def test_two_trajectories_share_nothing(sandbox: BubblewrapSandbox) -> None:
+    one, other = await sandbox.open(), await sandbox.open()
+    spread = Python(
+        "import numpy, os, socket, subprocess, builtins\n"
+        "for place in ('/workspace', '/tmp', '/dev/shm'): open(place + '/mark', 'w').write('1')\n"
+        "numpy.pi = builtins.mark = 3\nos.environ['MARK'] = '1'\n"
+        "taken = socket.socket(socket.AF_UNIX)\ntaken.bind('\\0mark')\ntaken.listen()\n"
+        "subprocess.Popen(['sleep', '60'])\nimport time; time.sleep(1)"
+    )
+    look = Python(
+        "import numpy, os, socket\n"
+        "places = ('/workspace', '/tmp', '/dev/shm')\n"
+        "print([os.listdir(place) for place in places], numpy.pi == 3, 'MARK' in os.environ)\n"
+        "print([name for name in os.listdir('/proc') if name.isdigit()], 'mark' in vars(__builtins__))\n"
+        "socket.socket(socket.AF_UNIX).bind('\\0mark')\nprint('free')"
+    )
+    spreading = asyncio.create_task(one.run(spread))
+    await asyncio.sleep(0.4)
+    seen = await other.run(look)
+    assert (await spreading).ok and seen.out == "[[], [], []] False False\n['2'] False\nfree\n", seen
+    again = await one.run(look)  # files and nothing else stay in a session
+    assert "[['mark'], ['mark'], ['mark']] False False" in again.out and again.out.endswith("free\n"), again
+    await one.close()
+    await other.close()
+
+
+@pytest.mark.asyncio
+async def test_chance_differs_from_program_to_program(sandbox: BubblewrapSandbox) -> None:
+    draw = Python("import random, numpy, uuid\nprint(random.random(), numpy.random.random(), uuid.uuid4())")
+    drawn = [(await sandbox.run(draw)).out.split() for _ in range(3)]
+    assert all(len(set(column)) == 3 for column in zip(*drawn, strict=True)), drawn
+
+
+@pytest.mark.asyncio
+async def test_a_closed_session_has_no_process_left(sandbox: BubblewrapSandbox) -> None:
+    session = await sandbox.open()
+    running = asyncio.create_task(session.run(Command(("sleep", "4711.25"))))
+    while not host_processes("4711.25"):
+        await asyncio.sleep(0.01)
+    await session.close()
+    assert host_processes("4711.25") == [] and session.lost
+    result = await running
+    assert result.outcome is Outcome.KILLED and "its files are gone" in result.problem
+    assert (await session.run(Python("1"))).outcome is Outcome.KILLED
+
+
+@pytest.mark.asyncio
+async def test_cancelling_a_call_ends_its_processes(sandbox: BubblewrapSandbox) -> None:
+    running = asyncio.create_task(sandbox.run(Command(("sleep", "4711.5"))))
+    while not host_processes("4711.5"):
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert wait_until_gone("4711.5", 1.0) == []
+
+
+AGENT = """
+import asyncio, sys
+from midflight.sandbox import Command, Python
+from midflight.sandbox.bubblewrap import BubblewrapSandbox
+async def main():
+    sandbox = BubblewrapSandbox()
+    print((await sandbox.run(Python("print(6 * 7)"))).out, flush=True)
+    if sys.argv[1] != "end":
+        await sandbox.run(Command(("sleep", sys.argv[1])))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "ends"])
+def test_an_agent_that_is_gone_leaves_nothing(how: str, tmp_path: Path) -> None:
+    need_bubblewrap()
+    marker = "4711.75"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+    before = set(os.listdir("/tmp"))
+    command = [sys.executable, "-c", AGENT, marker if how == "killed" else "end"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as agent:
+        assert agent.stdout is not None and agent.stdout.readline() == "42\n"
+        boxes = [int(line) for line in children(agent.pid)]
+        assert boxes
+        if how == "killed":
+            while not host_processes(marker):
+                time.sleep(0.01)
+            agent.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 5
+    while any(Path(f"/proc/{box}").exists() for box in boxes) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not any(Path(f"/proc/{box}").exists() for box in boxes)
+    assert wait_until_gone(f"sleep\0{marker}") == []
+    assert os.listdir(tmp_path) == []
+    assert not [name for name in set(os.listdir("/tmp")) - before if "midflight" in name or "bwrap" in name]
+
+
+def children(process: int) -> list[str]:
+    listed = Path(f"/proc/{process}/task").glob("*/children")
+    found = [word for file in listed for word in file.read_text().split()]
+    return found + [word for one in found for word in children(int(one))]
+
+
+@pytest.mark.asyncio
+async def test_at_most_so_many_run_and_the_first_to_come_runs_first() -> None:
+    need_bubblewrap()
+    code = "import time\nbegan = time.monotonic()\ntime.sleep(0.3)\nprint(began, time.monotonic())"
+    with BubblewrapSandbox(box=Box(preload=()), warm=1, running=2) as sandbox:
+        results = await asyncio.gather(*(sandbox.run(Python(code)) for _ in range(6)))
+    spans = [tuple(map(float, result.out.split())) for result in results]
+    assert max(sum(began <= point < ended for began, ended in spans) for point, _ in spans) == 2
+    pairs = [min(began for began, _ in spans[index : index + 2]) for index in (0, 2, 4)]
+    assert pairs == sorted(pairs) and all(
+        earlier[0] < later[0] for earlier, later in zip(spans, spans[2:], strict=False)
+    )
+
+
+@pytest.mark.asyncio
+async def test_open_sessions_run_no_more_at_a_time() -> None:
+    need_bubblewrap()
+    code = "import time\nbegan = time.monotonic()\ntime.sleep(0.3)\nprint(began, time.monotonic())"
+    with BubblewrapSandbox(box=Box(preload=()), warm=1, running=1) as sandbox:
+        sessions = [await sandbox.open() for _ in range(3)]
+        results = await asyncio.gather(*(session.run(Python(code)) for session in sessions))
+    spans = sorted(tuple(map(float, result.out.split())) for result in results)
+    assert all(earlier[1] <= later[0] for earlier, later in zip(spans, spans[1:], strict=False))
+
+
+@pytest.mark.asyncio
+async def test_waiting_for_others_is_not_its_time() -> None:
+    need_bubblewrap()
+    limits = Limits(wall_seconds=0.6)
+    with BubblewrapSandbox(limits, Box(preload=()), warm=1, running=1) as sandbox:
+        results = await asyncio.gather(*(sandbox.run(Python("import time\ntime.sleep(0.3)")) for _ in range(4)))
+    assert [result.outcome for result in results] == [Outcome.OK] * 4
+
+
+def test_one_sandbox_serves_many_event_loops_and_starts_again_after_close() -> None:
+    need_bubblewrap()
+    sandbox = BubblewrapSandbox(box=Box(preload=()), warm=1)
+    outs: list[str] = []
+
+    def ask() -> None:
+        outs.append(asyncio.run(sandbox.run(Python("print(1)"))).out)
+
+    ask()
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sandbox.close()
+    sandbox.close()
+    ask()
+    sandbox.close()
+    assert outs == ["1\n"] * 5
+
+
+@pytest.mark.asyncio
+async def test_closing_ends_what_runs_and_what_waits() -> None:
+    need_bubblewrap()
+    sandbox = BubblewrapSandbox(box=Box(preload=()), warm=1, running=1)
+    asked = [asyncio.create_task(sandbox.run(Command(("sleep", "4711.125")))) for _ in range(2)]
+    while not host_processes("4711.125"):
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(sandbox.close)
+    ended = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+    assert isinstance(ended[0], SandboxResult) and ended[0].outcome is Outcome.KILLED
+    assert isinstance(ended[1], asyncio.CancelledError | SandboxResult | InfrastructureError)
+    assert host_processes("4711.125") == []
+
+
+@pytest.mark.asyncio
+async def test_a_zygote_that_died_is_replaced() -> None:
+    need_bubblewrap()
+    with BubblewrapSandbox(box=Box(preload=()), warm=0) as sandbox:
+        assert (await sandbox.run(Python("print(1)"))).out == "1\n"
+        assert sandbox._core is not None and sandbox._core._zygote is not None
+        first = sandbox._core._zygote._process
+        first.kill()
+        first.wait()
+        assert (await sandbox.run(Python("print(2)"))).out == "2\n"
+        assert sandbox._core._zygote._process.pid != first.pid
+
+
+@pytest.mark.asyncio
+async def test_a_sandbox_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_bubblewrap()
+    monkeypatch.setattr(zygote, "command", lambda *_: ["/bin/sh", "-c", "echo setting up uid map: no >&2; exit 1"])
+    with (
+        BubblewrapSandbox() as sandbox,
+        pytest.raises(InfrastructureError, match="the bubblewrap sandbox does not start: setting up uid map: no"),
+    ):
+        await sandbox.run(Python("1"))
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_cannot_be_furnished_is_an_infrastructure_failure() -> None:
+    need_bubblewrap()
+    with (
+        BubblewrapSandbox(box=Box(preload=(), disk_files=-1)) as sandbox,
+        pytest.raises(InfrastructureError, match="session does not start: .*mount /scratch: Invalid argument"),
+    ):
+        await sandbox.run(Python("1"))
+
+
+@pytest.mark.asyncio
+async def test_descriptors_do_not_grow(sandbox: BubblewrapSandbox) -> None:
+    for _ in range(2):
+        await asyncio.gather(*(sandbox.run(Python("1")) for _ in range(8)))
+        await sandbox.ready()
+        await asyncio.sleep(0.2)
+        count = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        await asyncio.gather(*(sandbox.run(Python("1")) for _ in range(8)))
+    await sandbox.ready()
+    await asyncio.sleep(0.2)
+    assert len(os.listdir("/proc/self/fd")) <= count
+
+
+@pytest.mark.asyncio
+async def test_files_stay_in_the_workspace(sandbox: BubblewrapSandbox) -> None:
+    session = await sandbox.open()
+    assert (await session.run(WriteFile("a/b/c.txt", b"one\n"))).ok
+    assert (await session.run(WriteFile("/workspace/a/b/c.txt", "zwei €".encode()))).ok
+    assert (await session.run(ReadFile("a/./b//c.txt"))).data == "zwei €".encode()
+    assert (await session.run(Python("print(open('a/b/c.txt').read())"))).out == "zwei €\n"
+    links = "import os\nos.symlink('/etc/passwd', 'l')\nos.symlink('/', 'a/root')\nos.mkfifo('pipe')"
+    assert (await session.run(Python(links))).ok
+    refused = {
+        WriteFile("../x", b""): "outside the workspace",
+        WriteFile("/etc/x", b""): "outside the workspace",
+        WriteFile("a/../../x", b""): "outside the workspace",
+        WriteFile("/workspace/../tmp/x", b""): "outside the workspace",
+        ReadFile("l"): "l: a symbolic link",
+        WriteFile("l", b""): "l: a symbolic link",
+        ReadFile("a/root/usr/bin/env"): "a/root: a symbolic link",
+        WriteFile("a/root/workspace/x", b""): "a/root: a symbolic link",
+        ReadFile("a"): "a: a folder",
+        ReadFile("pipe"): "pipe: not a regular file",
+        ReadFile("none"): "none: No such file",
+        WriteFile("a", b""): "a: Is a directory",
+        WriteFile("a/b/c.txt/d", b""): "a/b/c.txt: Not a directory",
+        ReadFile("a/b/c.txt", most=3): "8 bytes, more than 3",
+        ReadFile("x\0y"): "embedded null",
+        ListFiles("../"): "outside the workspace",
+    }
+    for request, problem in refused.items():
+        result = await session.run(request)
+        assert result.outcome is Outcome.ERROR and problem in result.problem, (request, result)
+    listed = await session.run(ListFiles())
+    assert [(file.path, file.size, file.kind) for file in listed.files] == [
+        ("l", 11, "link"),
+        ("pipe", 0, "other"),
+        ("a/b/c.txt", 8, "file"),
+    ]
+    assert [file.path for file in (await session.run(ListFiles("a/b"))).files] == ["a/b/c.txt"]
+    assert (await session.run(WriteFile("big", bytes(2**20)))).ok
+    full = await session.run(WriteFile("big", bytes(2 * 2**20)), Limits(file_bytes=2**20))
+    assert full.outcome is Outcome.FILE_LIMIT
+    await session.close()
+
+
+@pytest.mark.asyncio
+async def test_a_path_that_changes_meanwhile_still_does_not_lead_out(sandbox: BubblewrapSandbox) -> None:
+    session = await sandbox.open()
+    swap = (
+        "import os, time\nos.makedirs('d/e', exist_ok=True)\nend = time.time() + 1\n"
+        "while time.time() < end:\n"
+        "    os.rename('d', 'x'); os.symlink('/usr', 'd'); os.unlink('d'); os.rename('x', 'd')"
+    )
+    assert (await session.run(Python(swap))).ok  # calls of one session run one at a time: nothing can race
+    assert (await session.run(WriteFile("d/e/f", b"1"))).ok
+    await session.close()
+
+
+def test_every_mount_that_can_be_written_is_found() -> None:
+    line = "1 0 0:1 / {} {} - tmpfs tmpfs rw"
+    mounts = [
+        ("/", "ro,nosuid"),
+        ("/tmp", "rw"),
+        ("/dev/null", "rw"),
+        ("/opt", "rw,nosuid"),
+        ("/proc", "ro"),
+        ("/x", "rw"),
+        ("/x", "ro"),
+    ]
+    assert writable_mounts("\n".join(line.format(*mount) for mount in mounts)) == ["/opt"]
+
+
+def test_no_sandbox_only_by_a_flag_that_says_unsafe() -> None:
+    with pytest.raises(UserError, match="it takes both sandbox = none and unsafe_no_sandbox = true"):
+        choose_sandbox("none")
+    with pytest.raises(UserError, match="unsafe_no_sandbox"):
+        choose_sandbox("auto", unsafe_no_sandbox=True)
+    with pytest.raises(UserError, match="sandbox = 'docker': choose one of auto, bubblewrap, wasi, none"):
+        choose_sandbox("docker")
+    assert choose_sandbox("none", unsafe_no_sandbox=True).name == "none (unsafe)"
+
+
+def test_options_choose_one_sandbox_for_all_tools() -> None:
+    need_bubblewrap()
+    options = SandboxOptions(wall_seconds=3, memory_mb=64, disk_mb=8, packages=("numpy",), running=2)
+    sandbox = shared_sandbox(options)
+    assert shared_sandbox(replace(options)) is sandbox and shared_sandbox(SandboxOptions()) is not sandbox
+    assert isinstance(sandbox, BubblewrapSandbox) and sandbox.limits == Limits(wall_seconds=3, memory_bytes=64 * 2**20)
+    assert sandbox.box == Box(("numpy",), ("numpy", "numpy.random"), disk_bytes=8 * 2**20)
+    code = "import importlib.util as u\nprint([u.find_spec(name) is not None for name in ('numpy', 'sympy')])"
+    assert sandbox.run_blocking(Python(code)).out == "[True, False]\n"
+    sandbox.close()
+    with pytest.raises(UserError, match="sandbox: cpu_seconds = 0 must be above 0"):
+        shared_sandbox(SandboxOptions(cpu_seconds=0))
+
+
+def test_doctor_says_whether_there_is_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "bubblewrap_problem", lambda: "bubblewrap is not ready: apt-get install bubblewrap")
+    (check,) = (one for one in doctor.diagnose() if one.name == "sandbox")
+    assert check.ok == (not doctor.wasi.missing())
+    monkeypatch.setattr(doctor.wasi, "missing", lambda: "pip install")
+    (check,) = (one for one in doctor.diagnose() if one.name == "sandbox")
+    assert not check.ok and not check.required and "apt-get install bubblewrap" in check.line()
+
+
+def test_a_machine_without_bubblewrap_is_told_what_to_install(tmp_path: Path) -> None:
+    code = "from midflight.sandbox.choose import choose_sandbox\nchoose_sandbox('bubblewrap')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "no sandbox for code that a model writes" in done.stderr
+    assert "apt-get install bubblewrap" in done.stderr
+
+
+def test_the_example_of_the_page_runs() -> None:
+    need_bubblewrap()
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sandbox.md").read_text(), re.DOTALL)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "{2: 3, 3: 2, 5: 1}\n\n"
+
+
+def test_limits_are_above_nothing() -> None:
+    with pytest.raises(ValueError, match="processes = 0 must be above 0"):
+        Limits(processes=0)
+
+
+AS_NOBODY = """
+import asyncio, json, os
+from midflight.sandbox import Limits, Python
+from midflight.sandbox.bubblewrap import BubblewrapSandbox
+from tests.sandbox.attacks import ATTACKS
+
+async def main():
+    with BubblewrapSandbox(Limits(wall_seconds=20)) as sandbox:
+        works = await sandbox.run(Python("import numpy, sympy\\nprint(sympy.sqrt(8), numpy.arange(3).sum())"))
+        runs = (sandbox.run(Python(one.code.replace("{{", "{").replace("}}", "}")), one.limits) for one in ATTACKS)
+        ended = await asyncio.gather(*runs)
+        after = await sandbox.run(Python("print(6 * 7)"))
+    print(json.dumps([os.getuid(), works.out, after.out, [[one.outcome, one.out + one.err] for one in ended]]))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="everything ran as an ordinary user already")
+def test_every_attack_on_an_agent_that_is_an_ordinary_user(tmp_path: Path) -> None:
+    need_bubblewrap()
+    tmp_path.chmod(0o755)
+    (tmp_path / "script.py").write_text(AS_NOBODY)
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    trees = [sys.base_prefix, sys.prefix, str(ROOT), str(tmp_path)]
+    trees += [path for path in packages if not any(Path(path).is_relative_to(tree) for tree in trees)]
+    command = [sys.executable, str(Path(__file__).with_name("as_nobody.py")), json.dumps(sorted(set(trees)))]
+    command += [os.pathsep.join([str(ROOT), *packages]), str(tmp_path / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    user, works, after, ended = json.loads(done.stdout)
+    assert (user, works, after) == (65534, "2*sqrt(2) 3\n", "42\n")
+    for attack, (outcome, text) in zip(ATTACKS, ended, strict=True):
+        assert outcome in attack.expected or "{" in attack.code, (attack, outcome, text)
+        assert "ESCAPED" not in text.replace("'ESCAPED'", ""), (attack, text)
+
+
+def test_results_compare_by_value() -> None:
+    assert SandboxResult(Outcome.OK) == SandboxResult(Outcome.OK) and SandboxResult(Outcome.OK).ok

@@ -1,0 +1,126 @@
+"""The python tool: given or written code, state and figures of a trajectory, errors that the planner can read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midflight.agent import AgentFlow, DirectExecutor, LastResultGenerator, LLMPlanner, Query, RuleVerifier
+from midflight.agent.types import StopReason
+from midflight.engines.base import EngineError, FinishReason, Generation
+from midflight.engines.scripted import ScriptedEngine
+from midflight.errors import InfrastructureError
+from midflight.sandbox import Limits
+from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
+from midflight.tools import ErrorKind, Scope, Toolset
+from midflight.tools.python import PythonTool, program_of
+from midflight.tools.workspace import workspace_tools
+from tests.sandbox.ready import need_bubblewrap
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[BubblewrapSandbox]:
+    need_bubblewrap()
+    with BubblewrapSandbox(Limits(wall_seconds=20), Box(preload=())) as made:
+        yield made
+
+
+@pytest.mark.asyncio
+async def test_what_a_program_gives(sandbox: BubblewrapSandbox) -> None:
+    tool = PythonTool(sandbox)
+    Toolset([tool])
+
+    async def told(code: str, seconds: float = 10, **more: str) -> tuple[str, ErrorKind | None]:
+        result = await tool.call({"code": code, **more}, seconds)
+        return result.text, result.error
+
+    assert await told("print('a')\n6 * 7") == ("a\n42", None)
+    assert await told("x = 1") == ("(no output)", None)
+    assert await told("print(input())", stdin="hi") == ("hi", None)
+    assert await told("import sys\nprint(1)\nprint(2, file=sys.stderr)") == ("1\n[standard error]\n2", None)
+    text, error = await told("print('a')\n1 / 0")
+    assert error is ErrorKind.TOOL_ERROR and text.startswith("error: exit code 1\na\n[standard error]\nTraceback")
+    assert text.endswith("ZeroDivisionError: division by zero")
+    text, error = await told("import time\ntime.sleep(60)", seconds=0.5)
+    assert (text, error) == ("wall_limit: killed after 0.5 s", ErrorKind.TOOL_TIMEOUT)
+    text, error = await told("bytearray(2**40)")
+    assert text.startswith("memory_limit: more than 512 MB of memory\n") and error is ErrorKind.TOOL_ERROR
+
+
+@pytest.mark.asyncio
+async def test_state_and_files_are_those_of_a_trajectory(sandbox: BubblewrapSandbox) -> None:
+    tool = PythonTool(sandbox, keep_state=True)
+    other = PythonTool(sandbox)
+    async with Scope() as scope, Scope() as second:
+        mine, theirs, shared = tool.scoped(scope), tool.scoped(second), other.scoped(scope)
+        assert (await mine.call({"code": "x = 1\nopen('f', 'w').write('g');"}, 10)).error is None
+        assert (await mine.call({"code": "x"}, 10)).text == "1"
+        assert "NameError" in (await theirs.call({"code": "x"}, 10)).text
+        assert "NameError" in (await shared.call({"code": "x"}, 10)).text
+        assert (await shared.call({"code": "open('f').read()"}, 10)).text == "'g'"
+        assert "FileNotFoundError" in (await theirs.call({"code": "open('f')"}, 10)).text
+        read = workspace_tools(sandbox)["read_file"].scoped(scope)
+        assert (await read.call({"path": "f"}, 10)).text == "g"
+
+
+@pytest.mark.asyncio
+async def test_figures_are_named_and_kept(sandbox: BubblewrapSandbox, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    code = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
+    async with Scope() as scope:
+        result = await PythonTool(sandbox, keep=tmp_path / "kept").scoped(scope).call({"code": code}, 10)
+    assert result.text.endswith("\nsaved figure-1.png") and result.error is None
+    assert (tmp_path / "kept" / "workspace-1" / "figure-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.asyncio
+async def test_an_engine_writes_the_program_from_a_task(sandbox: BubblewrapSandbox) -> None:
+    engine = ScriptedEngine(
+        [
+            "Here it is:\n```python\nprint(sum(range(5)))\n```\nIt prints 10.",
+            "print(3)",
+            "```\n1\n```\n```\n2\n```",
+            "",
+            EngineError("down"),
+            Generation("pri", FinishReason.LENGTH),
+        ]
+    )
+    tool = PythonTool(sandbox, engine=engine)
+    assert tool.parameters["required"] == ["task"]
+    texts = [await tool.call({"task": "add 0 to 4"}, 10) for _ in range(4)]
+    assert [(one.text, one.error) for one in texts] == [
+        ("10", None),
+        ("3", None),
+        ("no program: the engine wrote 2 blocks of code instead of one", ErrorKind.TOOL_ERROR),
+        ("no program: the engine wrote nothing", ErrorKind.TOOL_ERROR),
+    ]
+    assert engine.requests[0].messages[1].parts == ("Task: add 0 to 4",)
+    with pytest.raises(InfrastructureError, match="the engine of python failed: down"):
+        await tool.call({"task": "x"}, 10)
+    assert (await tool.call({"task": "x"}, 10)).text == "no program: the engine had not ended after 1024 tokens"
+    short = PythonTool(sandbox, engine=ScriptedEngine(["1"], context_length=1030))
+    assert "the task is too long" in (await short.call({"task": "x" * 400}, 10)).text
+
+
+def test_a_program_is_taken_out_of_its_fence() -> None:
+    assert program_of("````python\nprint('''\n```\n''')\n````") == "print('''\n```\n''')\n"
+    assert program_of("x = 1\n") == "x = 1\n"
+
+
+@pytest.mark.asyncio
+async def test_the_agent_goes_on_after_each_kind_of_failure(sandbox: BubblewrapSandbox) -> None:
+    codes = ["1 / 0", "import os; os.kill(os.getpid(), 9)", "print('y' * 2**22)", "print(6 * 7)"]
+    flow = AgentFlow(
+        LLMPlanner(ScriptedEngine([*(f"python: {code}" for code in codes), "finish"]), format="compact", grammar=False),
+        DirectExecutor(),
+        RuleVerifier(),
+        LastResultGenerator(),
+        Toolset([PythonTool(sandbox)]),
+    )
+    trajectory = await flow.run(Query("?"))
+    assert [turn.result.error for turn in trajectory.turns] == [ErrorKind.TOOL_ERROR] * 3 + [None, None]
+    assert [turn.result.text.partition(":")[0] for turn in trajectory.turns[:3]] == ["error", "killed", "output_limit"]
+    assert trajectory.stop_reason is StopReason.FINISHED and trajectory.answer is not None
+    assert trajectory.answer.text == "42"

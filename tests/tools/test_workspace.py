@@ -1,0 +1,140 @@
+"""The workspace family: one folder of a trajectory, read, written, tested and gone with it, or kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from midflight.errors import UserError
+from midflight.sandbox import Limits
+from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
+from midflight.sandbox.choose import SandboxOptions
+from midflight.sandbox.wasi import WasiSandbox
+from midflight.tools import ErrorKind, Scope, Toolset, workspace
+from midflight.tools.python import python_tool
+from midflight.tools.workspace import workspace_tool, workspace_tools
+from tests.sandbox.ready import need_bubblewrap
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[BubblewrapSandbox]:
+    need_bubblewrap()
+    with BubblewrapSandbox(Limits(wall_seconds=20), Box(preload=())) as made:
+        yield made
+
+
+class Tools:
+    """The family in one scope, called by name."""
+
+    def __init__(self, sandbox: BubblewrapSandbox, scope: Scope, keep: Path | None = None) -> None:
+        self.toolset = Toolset(workspace_tools(sandbox, keep=keep).values()).scoped(scope)
+
+    async def __call__(self, name: str, **arguments: object) -> tuple[str, ErrorKind | None]:
+        assert self.toolset.validate(name, arguments) is None
+        tool = self.toolset.get(name)
+        assert tool is not None
+        result = await tool.call(arguments, 15)
+        return result.text, result.error
+
+
+@pytest.mark.asyncio
+async def test_a_failing_test_is_mended(sandbox: BubblewrapSandbox) -> None:
+    async with Scope() as scope:
+        run = Tools(sandbox, scope)
+        assert await run("list_files", path=".") == ("no files in .", None)
+        assert await run("write_file", path="src/m.py", content="def f(x):\n    return x\n") == (
+            "wrote 23 characters to src/m.py",
+            None,
+        )
+        test = (
+            "from src.m import f\n\ndef test_f():\n    assert f(1) == 2\n\ndef test_g():\n    assert f(0) in (0, 1)\n"
+        )
+        await run("write_file", path="test_m.py", content=test)
+        await run("write_file", path="conftest.py", content="")
+        text, error = await run("run_tests", path=".")
+        assert error is ErrorKind.TOOL_ERROR and text.startswith("1 passed, 1 failed\nFAILED test_m.py::test_f\n")
+        assert "assert 1 == 2" in text
+        await run("write_file", path="src/m.py", content="def f(x):\n    return x + 1\n")
+        assert await run("run_tests", path=".") == ("2 passed", None)
+        assert await run("read_file", path="src/m.py", first_line=2) == ("    return x + 1\n", None)
+        assert await run("read_file", path="src/m.py", first_line=1, last_line=1) == ("def f(x):\n", None)
+        assert await run("read_file", path="src/m.py", first_line=9) == ("src/m.py has 2 lines", ErrorKind.TOOL_ERROR)
+        assert await run("list_files", path="src") == ("src/m.py 27", None)
+        assert await run("shell", command="wc -l < src/m.py; pwd") == ("2\n/workspace", None)
+
+
+@pytest.mark.asyncio
+async def test_what_goes_wrong_is_said(sandbox: BubblewrapSandbox) -> None:
+    async with Scope() as scope:
+        run = Tools(sandbox, scope)
+        failed = ErrorKind.TOOL_ERROR
+        assert await run("read_file", path="none") == ("none: No such file or directory", failed)
+        assert await run("read_file", path="../etc/passwd") == (
+            "../etc/passwd: outside the workspace; give a path without ..",
+            failed,
+        )
+        assert await run("shell", command="echo a; echo b >&2; exit 3") == (
+            "error: exit code 3\na\n[standard error]\nb",
+            failed,
+        )
+        await run("shell", command="ln -s /etc/passwd l; head -c 3 /dev/urandom > r; printf '\\377\\0' > b; touch e")
+        assert await run("read_file", path="l") == ("l: a symbolic link, which is not followed", failed)
+        assert await run("read_file", path="b") == ("b: no text in UTF-8, 2 bytes", failed)
+        assert await run("read_file", path="e") == ("", None)
+        assert await run("list_files", path=".") == ("b 2\ne 0\nl 11 (a symbolic link)\nr 3", None)
+        text, error = await run("run_tests", path=".")
+        assert text.startswith("no tests were found\nerror: exit code 5") and error is failed
+        text, error = await run("run_tests", path="none.py")
+        assert text.startswith("no test ran\nerror: exit code 4") and error is failed
+        assert await run("run_tests", path="-x") == (
+            "-x: a path or a test id, not an option of pytest",
+            ErrorKind.INVALID_ARGUMENTS,
+        )
+
+
+@pytest.mark.asyncio
+async def test_trajectories_do_not_share_and_nothing_stays(sandbox: BubblewrapSandbox) -> None:
+    async with Scope() as one, Scope() as other:
+        mine, theirs = Tools(sandbox, one), Tools(sandbox, other)
+        await mine("write_file", path="a", content="1")
+        assert await theirs("list_files", path=".") == ("no files in .", None)
+    async with Scope() as again:
+        assert await Tools(sandbox, again)("list_files", path=".") == ("no files in .", None)
+    assert not sandbox._core or not sandbox._core._open
+
+
+@pytest.mark.asyncio
+async def test_tools_made_one_by_one_of_equal_options_share_a_workspace() -> None:
+    need_bubblewrap()
+    options = SandboxOptions(packages=())
+    python, write = python_tool(options), workspace_tool("write_file", replace(options))
+    async with Scope() as scope:
+        assert (await write.scoped(scope).call({"path": "a", "content": "b"}, 10)).error is None
+        assert (await python.scoped(scope).call({"code": "print(open('a').read())"}, 10)).text == "b"
+    python.close()
+
+
+def test_a_sandbox_of_programs_alone_has_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "shared_sandbox", lambda _: WasiSandbox())
+    assert workspace_tool("read_file", SandboxOptions()).name == "read_file"
+    with pytest.raises(UserError, match="shell: the sandbox wasi runs Python programs alone; shell takes bubblewrap"):
+        workspace_tool("shell", SandboxOptions())
+
+
+@pytest.mark.asyncio
+async def test_a_kept_workspace_holds_regular_files_alone(sandbox: BubblewrapSandbox, tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    for _ in range(2):
+        async with Scope() as scope:
+            run = Tools(sandbox, scope, keep)
+            await run("write_file", path="a/b.txt", content="ä")
+            await run("shell", command="ln -s /etc/passwd l; ln -s / d; mkfifo p; touch \"$(printf 'e\\033')\"")
+    async with Scope() as scope:
+        await Tools(sandbox, scope, keep)("list_files", path=".")  # nothing in it: nothing kept
+    found = sorted(str(path.relative_to(keep)) for path in keep.rglob("*") if not path.is_dir())
+    assert found == ["workspace-1/a/b.txt", "workspace-2/a/b.txt"]
+    assert (keep / "workspace-1" / "a" / "b.txt").read_text() == "ä" and not os.path.islink(keep / "workspace-1" / "l")
