@@ -29,9 +29,10 @@ from midflight.engines.local import LoadedModel, LocalEngine, ModelError, load
 from midflight.engines.local.models import has_device
 from midflight.errors import UserError
 from midflight.progress import Progress
+from midflight.recipe_rules import has_frozen_models
 from midflight.store import RunFolder
 from midflight.store.seals import newest_whole
-from midflight.tools import make_toolset
+from midflight.tools import ToolContext, make_toolset
 from midflight.tools.base import Tool, Toolset
 
 
@@ -55,12 +56,22 @@ class Built:
             engine.close()
 
 
-def toolset_of(recipe: Recipe, tools: Sequence[Tool] | None = None) -> Toolset:
-    """The recipe's tools; `tools` are the caller's own, found by name before the built-in ones."""
-    own = {tool.name: tool for tool in tools or ()}
-    builtin = [name for name in recipe.agent.tools if name not in own]
-    made = {tool.name: tool for tool in make_toolset(builtin)}
-    return Toolset([own.get(name) or made[name] for name in recipe.agent.tools])
+def toolset_of(
+    recipe: Recipe, tools: Sequence[Tool] | None = None, engine: Callable[[], Engine | None] = lambda: None
+) -> Toolset:
+    """The recipe's tools; `tools` are the caller's own, found by name before the built-in ones.
+
+    `engine` gives the language model of tools that ask one, when they first do.
+    """
+
+    def ask(name: str | None) -> Engine:
+        found = engine()
+        if found is None:
+            raise UserError("a tool asks a language model, and there is none beside the planner's")
+        return found
+
+    context = ToolContext(engine=ask)
+    return make_toolset(recipe.agent.tools, recipe.agent.tool_options, context, tools or ())
 
 
 def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine | None, *, training: bool) -> AgentFlow:
@@ -162,12 +173,12 @@ def build_agent(
     Raises:
         UserError: the model cannot be loaded or the prompt does not fit.
     """
-    toolset = toolset_of(recipe, tools)
+    toolset = toolset_of(recipe, tools, lambda: frozen)
     planner_model, base = load_trained(recipe, model or recipe.model.name, (progress or Progress()).note)
     planner = local_engine(recipe, planner_model)
     engines = [planner]
     frozen = None
-    if recipe.agent.has_frozen_models:
+    if has_frozen_models(recipe):
         same = base == planner_model.name
         frozen = planner if same else local_engine(recipe, load_named(recipe, base))
         engines += [] if same else [frozen]

@@ -121,7 +121,10 @@ class AgentConfig(Section):
     memory_tokens: int = Field(default=512, ge=32)
     """Budget of the rendered memory."""
     tools: tuple[str, ...] = Field(min_length=1)
-    """Names from `midflight tools`; `finish` is always there."""
+    """Names from `midflight tools`, or tools of your own: `package.module:attribute`, or `file.py:attribute` relative
+    to the recipe. `finish` is always there."""
+    tool_options: dict[str, dict[str, Any]] = {}
+    """Limits and options of single tools, by name (docs/tools.md)."""
     tool_seconds: float = Field(default=10.0, gt=0)
     """Time limit of one tool call."""
 

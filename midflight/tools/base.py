@@ -33,6 +33,8 @@ class ErrorKind(StrEnum):
     """The tool ran and failed, or found nothing."""
     TOOL_TIMEOUT = "tool_timeout"
     """The tool exceeded its time limit and was interrupted."""
+    CALL_LIMIT = "call_limit"
+    """The trajectory has made all the calls of this tool that its options allow; nothing was called."""
 
 
 class ToolError(Exception):
@@ -41,6 +43,20 @@ class ToolError(Exception):
 
 class InfrastructureError(Exception):
     """Raised where a service the agent depends on is down (sandbox, search provider): not the planner's mistake."""
+
+
+class TransientError(InfrastructureError):
+    """A failure that may be gone at the next attempt: a busy or broken server, a lost connection.
+
+    Args:
+        retry_after: seconds to wait, where the service says so.
+        infrastructure: False where the planner can do something about it, such as choosing another page: when all
+            retries fail the call then ends in TOOL_ERROR.
+    """
+
+    def __init__(self, message: str, *, retry_after: float | None = None, infrastructure: bool = True) -> None:
+        super().__init__(message)
+        self.retry_after, self.infrastructure = retry_after, infrastructure
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,8 @@ class ToolResult:
 
     text: str
     error: ErrorKind | None = None
+    whole: str | None = None
+    """The result before it was cut to the tool's `result_characters`; None where `text` is all of it."""
 
 
 FINISH = "finish"

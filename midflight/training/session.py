@@ -32,6 +32,7 @@ from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, 
 from midflight.evaluation.report import Closing, pick_example, read_closing, render_report
 from midflight.own import keep_tools, own_tools
 from midflight.progress import Progress
+from midflight.recipe_rules import has_frozen_models
 from midflight.resuming import save_recipe
 from midflight.rewards import score
 from midflight.seeds import derive
@@ -117,11 +118,11 @@ class Session(ABC):
         self.settings = settings
         self.folder = RunFolder(run_dir)
         self.eval_tasks = eval_tasks
-        toolset = toolset_of(recipe, tools)
+        toolset = toolset_of(recipe, tools, lambda: self.frozen)
         self.own_tools = own_tools(recipe, tools)
         progress.note(f"loading {recipe.model.name}")
         lora = recipe.model.lora
-        others = recipe.agent.has_frozen_models
+        others = has_frozen_models(recipe)
         with progress.bar("loading sampler and policy", 2, passing=True) as bar, quiet_peft():
             own, root = load_trained(recipe, recipe.model.name, progress.note)
             bar.advance()
