@@ -14,6 +14,9 @@ from types import ModuleType
 from midflight.errors import UserError
 from midflight.tools.base import Tool
 
+_FILE = "midflight_own:"
+"""What the name of a module in a file starts with."""
+
 
 def is_own(name: str) -> bool:
     """Whether a name in `agent.tools` is a place."""
@@ -38,7 +41,7 @@ def load_own(place: str) -> Tool:
     if is_file(place) and not Path(where).is_file():
         raise UserError(f"{key}: no such file; paths are relative to the recipe")
     try:
-        module = _load_file(Path(where)) if is_file(place) else importlib.import_module(where)
+        module = load_module(f"{_FILE}{Path(where).resolve()}" if is_file(place) else where)
     except Exception as error:  # the boundary to a user's code, which may raise anything
         raise UserError(f"{key}: cannot be loaded ({type(error).__name__}: {error})") from error
     found = getattr(module, attribute, None)
@@ -56,12 +59,11 @@ def _is_tool(value: object) -> bool:
     return not isinstance(value, type) and all(hasattr(value, part) for part in parts)
 
 
-def _load_file(file: Path) -> ModuleType:
-    """The module in a file, loaded once for each path."""
-    name = f"midflight_own_{file.resolve()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
+def load_module(name: str) -> ModuleType:
+    """A module by its name, which for one in a file is `_FILE` and the path; loaded once."""
+    if name in sys.modules or not name.startswith(_FILE):
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(name, name.removeprefix(_FILE))
     assert spec is not None and spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
