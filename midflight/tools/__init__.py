@@ -112,6 +112,10 @@ def _language(module: str, attribute: str, options: str, extra: str = "", *packa
     return BuiltinTool(f"midflight.tools.language.{module}", attribute, packages, extra, options, asks_engine=True)
 
 
+def _chemistry(attribute: str, options: str = "") -> BuiltinTool:
+    return BuiltinTool("midflight.tools.chemistry.tools", attribute, ("rdkit",), "chemistry", options)
+
+
 _DOCUMENTS = ("trafilatura", "lxml_html_clean", "pypdf")
 
 BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
@@ -133,6 +137,10 @@ BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
         "corpus_search": _optional("data.corpus", "corpus_search", "CorpusOptions"),
         "sql": _optional("data.sql", "sql", "SqlOptions", "tools", "duckdb"),
         "wikipedia": _optional("web.wikipedia", "wikipedia", "WikipediaOptions"),
+        "search_literature": _optional("web.literature", "search_literature", "LiteratureOptions"),
+        "molecular_properties": _chemistry("molecular_properties"),
+        "predict_logp": _chemistry("predict_logp"),
+        "compare_to_known": _chemistry("compare_to_known", "CompareOptions"),
     }
 )
 """Built-in tools by name; nothing of a tool is imported before it is made."""
