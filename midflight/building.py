@@ -46,12 +46,13 @@ def quiet_peft() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Built:
-    """A ready agent. `close` ends its engines' workers."""
+    """A ready agent. `close` ends its engines' workers and what its tools hold."""
 
     flow: AgentFlow
     engines: tuple[LocalEngine, ...]
 
     def close(self) -> None:
+        self.flow.toolset.close()
         for engine in self.engines:
             engine.close()
 
@@ -71,7 +72,7 @@ def toolset_of(
         return found
 
     context = ToolContext(engine=ask)
-    return make_toolset(recipe.agent.tools, recipe.agent.tool_options, context, tools or ())
+    return make_toolset(recipe.agent.tools, recipe.agent.tool_options, context, tools or (), recipe.agent.mcp_servers)
 
 
 def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine | None, *, training: bool) -> AgentFlow:

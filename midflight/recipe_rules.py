@@ -20,6 +20,7 @@ from midflight.errors import UserError
 from midflight.tasks import load_tasks
 from midflight.tasks.atlas import KINDS
 from midflight.tools import BUILTIN, BuiltinTool, ToolOptions, read_options
+from midflight.tools.mcp import McpServer
 from midflight.tools.own import is_own, load_own
 
 EMBEDDED_MODEL = "smollm2-135m"
@@ -47,6 +48,7 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     _check_name(recipe)
     _check_model(recipe)
     _check_tools(recipe, own_tools)
+    _check_servers(recipe)
     _check_modules(recipe)
     _check_budget(recipe)
     if training:
@@ -137,6 +139,18 @@ def _check_tools(recipe: Recipe, own_tools: Collection[str]) -> None:
         engine = getattr(options, "engine", None)
         if engine is not None:
             raise RecipeError(f"{key}.engine = {engine}: a recipe has no engines to name; leave it out")
+
+
+def _check_servers(recipe: Recipe) -> None:
+    if not recipe.agent.tools and not recipe.agent.mcp_servers:
+        raise RecipeError("agent.tools = []: there is nothing to choose; name a tool, or give agent.mcp_servers")
+    for name, given in recipe.agent.mcp_servers.items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", name):
+            raise RecipeError(f"agent.mcp_servers.{name}: name it with 1 to 32 letters, digits, '_' or '-'")
+        try:
+            read_options(McpServer, given, f"agent.mcp_servers.{name}")
+        except UserError as error:
+            raise RecipeError(str(error)) from error
 
 
 def has_frozen_models(recipe: Recipe) -> bool:

@@ -27,6 +27,7 @@ from midflight.recipe_rules import check, is_task_file
 from midflight.store.folder import RunFolder
 from midflight.store.seals import newest_whole
 from midflight.tools import BUILTIN
+from midflight.tools.mcp import McpServer
 from midflight.tools.own import is_file, is_own
 
 PATH_KEYS = (("agent", "planner", "examples"), ("train_tasks", "family"), ("eval_tasks", "family"))
@@ -236,14 +237,25 @@ def anchor_paths(data: dict[str, Any], folder: Path) -> None:
     if isinstance(names, list):
         own = [isinstance(name, str) and is_own(name) and is_file(name) for name in names]
         agent["tools"] = [_anchored(name, folder) if file else name for name, file in zip(names, own, strict=True)]
-    options = agent.get("tool_options")
-    for name, given in options.items() if isinstance(options, dict) else ():
-        for path in BUILTIN[name].options_model.paths if name in BUILTIN and isinstance(given, dict) else ():
-            value = given.get(path)
-            if isinstance(value, str):
-                given[path] = _anchored(value, folder)
-            elif isinstance(value, list):
-                given[path] = [_anchored(one, folder) if isinstance(one, str) else one for one in value]
+    for name, given in _entries(agent, "tool_options"):
+        _anchor(given, BUILTIN[name].options_model.paths if name in BUILTIN else (), folder)
+    for _, given in _entries(agent, "mcp_servers"):
+        _anchor(given, McpServer.paths, folder)
+
+
+def _entries(agent: dict[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
+    """The sections below `key`, whatever else the unchecked recipe may hold there."""
+    found = agent.get(key)
+    return [entry for entry in found.items() if isinstance(entry[1], dict)] if isinstance(found, dict) else []
+
+
+def _anchor(section: dict[str, Any], keys: Sequence[str], folder: Path) -> None:
+    for key in keys:
+        value = section.get(key)
+        if isinstance(value, str):
+            section[key] = _anchored(value, folder)
+        elif isinstance(value, list):
+            section[key] = [_anchored(one, folder) if isinstance(one, str) else one for one in value]
 
 
 def _anchored(path: str, folder: Path) -> str:

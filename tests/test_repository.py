@@ -80,7 +80,7 @@ def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
     assert sorted(keys) == sorted(path for path in paths if not any(other.startswith(f"{path}.") for other in paths))
     for row in (
         "| `seed` | integer | `0` | ",
-        "| `agent.tools` | list of text, 1 or more | required | ",
+        "| `agent.tools` | list of text | required | ",
         "| `training.betas` | list of 2 numbers | `[0.9, 0.95]` | ",
         "| `training.dual_clip` | number, > 1, or null | `null` | ",
         "| `training.kl_beta` | number, >= 0 | `0.001` | Weight of KL(policy \\|\\| reference). |\n",

@@ -23,6 +23,7 @@ from midflight.tools.base import (
 )
 from midflight.tools.function import FunctionTool, tool
 from midflight.tools.limits import LimitedTool
+from midflight.tools.mcp import McpServer, connect
 from midflight.tools.options import ToolContext, ToolOptions, installed, read_options, to_install
 from midflight.tools.own import is_own, load_own
 from midflight.tools.scope import Scope, ScopedTool
@@ -151,6 +152,7 @@ def make_toolset(
     options: Mapping[str, object] = MappingProxyType({}),
     context: ToolContext | None = None,
     given: Iterable[Tool] = (),
+    servers: Mapping[str, object] = MappingProxyType({}),
 ) -> Toolset:
     """The tools of these names, in this order, and `finish`, which may be named or not.
 
@@ -159,13 +161,19 @@ def make_toolset(
         options: `agent.tool_options` of a recipe.
         context: what tools get from around them; None has no engine and the user's cache folder.
         given: tools as objects, found by name before the built-in ones.
+        servers: `agent.mcp_servers` of a recipe; they are started, and their tools come last.
 
     Raises:
         UserError: an unknown or repeated name, wrong options, a place where no tool is, or something that a tool needs
             (a package, a key, a file) is missing.
     """
     own = {tool.name: tool for tool in given}
-    return Toolset(_make(name, options, context or ToolContext(), own) for name in names if name != FINISH)
+    context = context or ToolContext()
+    made = [_make(name, options, context, own) for name in names if name != FINISH]
+    for name, data in servers.items():
+        settings = read_options(McpServer, data, f"agent.mcp_servers.{name}")
+        made += [_limited(tool, settings, context) for tool in connect(name, settings)]
+    return Toolset(made)
 
 
 def _make(name: str, options: Mapping[str, object], context: ToolContext, given: Mapping[str, Tool]) -> Tool:

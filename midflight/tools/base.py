@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
@@ -105,6 +105,14 @@ class Tool(Protocol):
         """
 
 
+@runtime_checkable
+class ClosableTool(Protocol):
+    """A tool that holds something for as long as the toolset is used."""
+
+    def close(self) -> None:
+        """Let go of it; safe to call twice."""
+
+
 class _Finish:
     """The built-in `finish` tool: choosing it ends the loop, so a call does nothing."""
 
@@ -163,6 +171,12 @@ class Toolset:
 
     def __contains__(self, name: object) -> bool:
         return name in self._tools
+
+    def close(self) -> None:
+        """End what tools hold beyond a trajectory, such as servers that they started."""
+        for tool in self:
+            if isinstance(tool, ClosableTool):
+                tool.close()
 
     def scoped(self, scope: Scope) -> Self:
         """The toolset of one trajectory: each tool that holds something for it gets `scope`."""

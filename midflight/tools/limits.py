@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from midflight import __version__
-from midflight.tools.base import ErrorKind, InfrastructureError, Tool, ToolResult, TransientError
+from midflight.tools.base import ClosableTool, ErrorKind, InfrastructureError, Tool, ToolResult, TransientError
 from midflight.tools.options import ToolOptions
 from midflight.tools.scope import Scope, ScopedTool
 
@@ -55,6 +55,11 @@ class LimitedTool:
         if isinstance(self.tool, ScopedTool):
             own.tool = self.tool.scoped(scope)
         return own
+
+    def close(self) -> None:
+        """Close the tool inside, where it holds something."""
+        if isinstance(self.tool, ClosableTool):
+            self.tool.close()
 
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         """See `Tool.call`. Waiting for the rate does not count as the call's time; retries do."""

@@ -161,7 +161,8 @@ class Session(ABC):
         check_prompt_fits(recipe, self.train_flow, self.engine)
 
     def close(self) -> None:
-        """End the engines' workers."""
+        """End the engines' workers, and what tools hold."""
+        self.train_flow.toolset.close()
         self.engine.close()
         if self.frozen is not None:
             self.frozen.close()
