@@ -18,6 +18,8 @@ from midflight.config import Recipe
 from midflight.recipes import _paths
 from midflight.tasks import AtlasSampler, load_tasks
 from midflight.tasks.atlas import KINDS
+from midflight.tools import BUILTIN
+from midflight.tools.base import ErrorKind
 from midflight.tools.world import countries
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +93,20 @@ def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
         assert f"\n{row}" in page
 
 
+def test_the_page_of_tools_is_what_the_script_prints() -> None:
+    script = str(ROOT / "scripts" / "tools_reference.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    page = (ROOT / "docs" / "tools.md").read_text()
+    assert page == printed, "run: python scripts/tools_reference.py > docs/tools.md"
+    headings = re.findall(r"^### `(\w+)\(", page, re.MULTILINE)
+    assert headings == list(BUILTIN)
+    kinds = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)
+    assert kinds == [kind.value for kind in ErrorKind]
+
+
 def test_the_readme_has_a_question_of_every_kind_as_training_asks_it() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d) \| (.+\?) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert {kind: int(level) for kind, level, _ in rows} == KINDS and len(rows) == len(KINDS)
@@ -138,6 +154,7 @@ def test_the_samples_of_the_page_on_tasks_are_valid(tmp_path: Path) -> None:
         "docs/credit.md",
         "docs/recipe.md",
         "docs/tasks.md",
+        "docs/tools.md",
         "docs/objectives.md",
         "docs/training.md",
         "docs/results.md",

@@ -35,6 +35,7 @@ class VerifyClaimOptions(EngineOptions, WebOptions):
     passages: int = Field(default=6, ge=1, le=50)
     """Passages of a longer source that the model is shown: those whose words match the claim best."""
     seconds: float | None = Field(default=120.0, gt=0)
+    retries: int = Field(default=2, ge=0, le=10)
 
 
 def verify_claim(options: VerifyClaimOptions, context: ToolContext) -> Tool:

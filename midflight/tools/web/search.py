@@ -15,7 +15,8 @@ from midflight.tools.web.providers import PROVIDERS
 
 class WebSearchOptions(WebOptions):
     provider: Literal["ddgs", "tavily", "serper", "brave", "searxng"] = "ddgs"
-    """The service. All but `ddgs` and `searxng` need a key: TAVILY_API_KEY, SERPER_API_KEY, BRAVE_API_KEY."""
+    """The service. `ddgs` needs the extra `tools` and no key, `searxng` a `base_url`; the others need a key in the
+    environment: TAVILY_API_KEY, SERPER_API_KEY, BRAVE_API_KEY."""
     results: int = Field(default=5, ge=1, le=20)
     """Most results of a search."""
     base_url: str = ""
