@@ -179,7 +179,7 @@ class ShapingConfig(Section):
     """Costs that turns take off the outcome before advantages are made; the reported reward stays the outcome."""
 
     tool_error: float = Field(default=0.0, ge=0)
-    """For a turn whose call failed: unknown tool, wrong arguments, an error or a timeout."""
+    """For a turn whose call failed: unknown tool, wrong arguments, an error, a timeout, or no calls left."""
     format_error: float = Field(default=0.0, ge=0)
     """For a turn whose text is not an action."""
     length: float = Field(default=0.0, ge=0)

@@ -23,7 +23,7 @@ from midflight.tools.base import (
 )
 from midflight.tools.function import FunctionTool, tool
 from midflight.tools.limits import LimitedTool
-from midflight.tools.mcp import McpServer, connect
+from midflight.tools.mcp import McpServer, McpTool, connect
 from midflight.tools.options import ToolContext, ToolOptions, installed, read_options, to_install
 from midflight.tools.own import is_own, load_own
 from midflight.tools.scope import Scope, ScopedTool
@@ -170,10 +170,18 @@ def make_toolset(
     own = {tool.name: tool for tool in given}
     context = context or ToolContext()
     made = [_make(name, options, context, own) for name in names if name != FINISH]
-    for name, data in servers.items():
-        settings = read_options(McpServer, data, f"agent.mcp_servers.{name}")
-        made += [_limited(tool, settings, context) for tool in connect(name, settings)]
-    return Toolset(made)
+    started: list[McpTool] = []
+    try:
+        for name, data in servers.items():
+            settings = read_options(McpServer, data, f"agent.mcp_servers.{name}")
+            of_server = connect(name, settings)
+            started += of_server
+            made += [_limited(tool, settings, context) for tool in of_server]
+        return Toolset(made)
+    except ValueError as error:  # also UserError
+        for tool in started:
+            tool.close()
+        raise error if isinstance(error, UserError) else UserError(f"agent.tools: {error}") from error
 
 
 def _make(name: str, options: Mapping[str, object], context: ToolContext, given: Mapping[str, Tool]) -> Tool:

@@ -3,7 +3,8 @@
 Invariant: a cancelled or timed-out `run_in_worker` leaves no work behind, for its process is killed. A worker gets no
 environment variable but the few named here, so no key, and may take at most `MEMORY` bytes.
 
-A worker starts at the first need, serves one call at a time and is kept for the next. This is for our own functions on
+A worker starts at the first need, serves one call at a time and is kept for the next; of many calls at once as many run
+as there are cores, in the order of asking, and waiting counts as a call's time. This is for our own functions on
 hostile data (a PDF, a page, a molecule); code that a model wrote belongs into the sandbox.
 """
 
@@ -22,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, BinaryIO, ParamSpec, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from midflight.tools.base import InfrastructureError, ToolError, TransientError
 
@@ -32,8 +34,8 @@ MEMORY = 4 * 2**30
 """Bytes of address space of a worker."""
 LARGEST = 64 * 2**20
 """Bytes of an answer."""
-KEPT = 2
-"""Idle workers that are kept."""
+AT_ONCE = max(2, os.cpu_count() or 1)
+"""Calls that run at a time, and idle workers that are kept."""
 VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """What a worker sees of the environment."""
 _ERRORS = {error.__name__: error for error in (ToolError, InfrastructureError, TransientError)}
@@ -51,8 +53,18 @@ async def run_in_worker(function: Callable[P, T], *arguments: P.args, **named: P
         asyncio.CancelledError: the caller cancelled or timed out; the worker is killed.
     """
     request = pickle.dumps((function.__module__, function.__qualname__, arguments, named))
-    worker = _POOL.take()
     loop = asyncio.get_running_loop()
+    async with _SLOTS.setdefault(loop, asyncio.Semaphore(AT_ONCE)):
+        answer = await _asked(request, loop)
+    outcome = json.loads(answer)
+    if "result" in outcome:
+        return cast(T, outcome["result"])
+    raise _ERRORS.get(outcome["error"], ToolError)(outcome["message"])
+
+
+async def _asked(request: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
+    """The answer of a worker, which is killed when this is cancelled."""
+    worker = _POOL.take()
     answered: asyncio.Future[bytes] = loop.create_future()
 
     def settle(answer: bytes | None) -> None:
@@ -74,10 +86,7 @@ async def run_in_worker(function: Callable[P, T], *arguments: P.args, **named: P
         worker.kill()
         raise
     _POOL.give_back(worker)
-    outcome = json.loads(answer)
-    if "result" in outcome:
-        return cast(T, outcome["result"])
-    raise _ERRORS.get(outcome["error"], ToolError)(outcome["message"])
+    return answer
 
 
 class _Worker:
@@ -131,7 +140,7 @@ class _Pool:
 
     def give_back(self, worker: _Worker) -> None:
         with self._lock:
-            if len(self._idle) < KEPT:
+            if len(self._idle) < AT_ONCE:
                 self._idle.append(worker)
                 return
         worker.kill()
@@ -144,6 +153,8 @@ class _Pool:
 
 
 _POOL = _Pool()
+_SLOTS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+"""By event loop, since a semaphore belongs to one."""
 
 
 def serve() -> None:

@@ -17,7 +17,8 @@ import pytest
 from midflight.building import toolset_of
 from midflight.config import RecipeError, load_recipe
 from midflight.errors import UserError
-from midflight.tools import ErrorKind, ToolResult, Toolset, TransientError, make_toolset
+from midflight.tools import ErrorKind, ToolResult, Toolset, TransientError, make_toolset, tool
+from midflight.tools.mcp import McpConnection
 from tests.test_config import MINIMAL
 
 pytest.importorskip("mcp")
@@ -174,6 +175,21 @@ def test_a_server_that_cannot_be_used_is_told_in_one_line(server: dict[str, Any]
     with pytest.raises(UserError) as caught:
         make_toolset([], servers={"shop": server})
     assert str(caught.value).startswith(line)
+
+
+def test_a_name_that_clashes_is_told_and_the_server_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    end = McpConnection.close
+    monkeypatch.setattr(McpConnection, "close", lambda self: (closed.append(self.name), end(self)))
+
+    @tool(name="shop.price")
+    def price(item: str) -> str:
+        """Another one."""
+        return item
+
+    with pytest.raises(UserError, match="agent.tools: two tools are named 'shop.price': rename one of them"):
+        make_toolset(["shop.price"], given=[price], servers={"shop": {"command": COMMAND, "tools": ["price"]}})
+    assert closed == ["shop"]
 
 
 def test_servers_come_from_the_recipe(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from midflight.tools import ErrorKind, InfrastructureError, ToolError, ToolResult, make_toolset, tool
+from midflight.tools import ErrorKind, InfrastructureError, ToolError, ToolResult, make_toolset, tool, worker
 from midflight.tools.worker import run_in_worker
 from tests.tools import in_worker
 
@@ -91,6 +91,16 @@ def test_own_tools_of_a_file_run_in_a_process_as_well(tmp_path: Path) -> None:
     where = make_toolset([f"{tmp_path}/mine.py:where"]).get("where")
     assert where is not None
     assert asyncio.run(where.call({}, 20.0)).text not in ("", str(os.getpid()))
+
+
+def test_as_many_calls_run_at_once_as_there_are_cores_and_none_is_lost() -> None:
+    many = 3 * worker.AT_ONCE
+
+    async def all_of_them() -> list[int]:
+        return await asyncio.gather(*(run_in_worker(in_worker.process_id) for _ in range(many)))
+
+    processes = asyncio.run(all_of_them())
+    assert len(processes) == many and 1 <= len(set(processes)) <= worker.AT_ONCE
 
 
 def test_a_function_that_no_other_process_finds_is_refused() -> None:

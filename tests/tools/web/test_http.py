@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import gzip
 import socket
+import ssl
 import time
+from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from midflight.tools.base import InfrastructureError, ToolError, TransientError
+from midflight.tools.web import http
 from midflight.tools.web.addresses import Refused, is_public
 from midflight.tools.web.http import Answer, Web, WebOptions, check_page, check_service, json_of, retry_after
 from tests.tools.web.serving import Received, Reply, Server, in_turn, serving
@@ -174,6 +178,52 @@ def test_a_body_that_drips_is_cut_off_in_time() -> None:
         with pytest.raises(TransientError, match="no answer within 0.5 seconds"):
             fetch(server.url, request_seconds=0.5, unsafe_allow_loopback=True)
         assert time.monotonic() - started < 2
+
+
+def test_tls_verifies_the_name_not_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = certified("pinned.example", tmp_path)
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "certificate.pem"))
+    with serving(lambda received: Reply("safe"), context) as server:
+        port = server.server_address[1]
+        with pytest.raises(TransientError, match="(?i)certificate"):  # as the system trusts
+            fetch(f"https://pinned.example:{port}/", resolve, unsafe_allow_loopback=True)
+        monkeypatch.setattr(http, "_tls", lambda: trusting)
+        assert fetch(f"https://pinned.example:{port}/", resolve, unsafe_allow_loopback=True).body == b"safe"
+        with pytest.raises(TransientError, match="(?i)certificate|hostname"):
+            fetch(f"https://other.example:{port}/", resolve, unsafe_allow_loopback=True)
+
+
+def certified(name: str, folder: Path) -> ssl.SSLContext:
+    """A server's side of TLS with a certificate of its own for `name`, which is written into `folder`."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "certificate.pem").write_bytes(certificate.public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, *plain))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
+    return context
 
 
 def test_what_does_not_answer_is_transient_and_of_a_service_infrastructure() -> None:
