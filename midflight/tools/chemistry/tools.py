@@ -42,7 +42,7 @@ class CompareOptions(ToolOptions):
 
     @property
     def known(self) -> str:
-        return str(MEASURED_LOGP) if self.file is None else self.file
+        return str(MEASURED_LOGP if self.file is None else Path(self.file).absolute())
 
     def missing(self) -> str:
         if not Path(self.known).is_file():

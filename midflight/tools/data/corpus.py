@@ -67,8 +67,9 @@ def corpus_search(options: CorpusOptions, context: ToolContext) -> Tool:
         document: Annotated[str, Field(max_length=500, description="name of the only one to look in; empty: all")] = "",
     ) -> str:
         """passages of the user's documents that match the words, each with the document's name"""
-        index = str(context.cache_folder / "corpora" / index_name(options.folder))
-        return await run_in_worker(search, options.folder, index, query, document, options.passages)
+        folder = os.path.abspath(options.folder)  # a worker may be in another
+        index = str(context.cache_folder.absolute() / "corpora" / index_name(folder))
+        return await run_in_worker(search, folder, index, query, document, options.passages)
 
     return tool(corpus_search)
 

@@ -6,6 +6,7 @@ a call, on a database in memory whose configuration is locked.
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -65,7 +66,8 @@ def sql(options: SqlOptions, context: ToolContext) -> Tool:
         query: Annotated[str, Field(min_length=1, max_length=4000, description="one SELECT, as DuckDB has it")],
     ) -> str:
         """answer a SQL query over the tables"""
-        return await run_in_worker(run_query, list(options.files), query, options.rows)
+        files = [os.path.abspath(file) for file in options.files]  # a worker may be in another folder
+        return await run_in_worker(run_query, files, query, options.rows)
 
     made = tool(sql)
     files = getattr(options, "files", ())

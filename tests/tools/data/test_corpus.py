@@ -125,6 +125,16 @@ def test_many_searches_at_once_share_one_index(folder: Path) -> None:
     assert {result.text for result in asyncio.run(many())} == {"[notes.txt]\nA note on mountains."}
 
 
+def test_a_folder_is_where_the_program_is_not_the_worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look(folder, "mountains").error is None  # the workers that are kept are elsewhere
+    monkeypatch.chdir(folder.parent)
+    context = ToolContext(cache_folder=Path("cache"))
+    found = make_toolset(["corpus_search"], {"corpus_search": {"folder": "documents"}}, context).get("corpus_search")
+    assert found is not None
+    assert "[notes.txt]" in asyncio.run(found.call({"query": "mountains"}, 10.0)).text
+    assert [path.name for path in (folder.parent / "cache" / "corpora").glob("*.sqlite")] == [index_of(folder).name]
+
+
 def test_a_broken_index_is_infrastructure(folder: Path) -> None:
     index_of(folder).parent.mkdir(parents=True)
     index_of(folder).write_text("no database, but long enough to be taken for one" * 100)
