@@ -64,12 +64,21 @@ class LimitedTool:
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         """See `Tool.call`. Waiting for the rate does not count as the call's time; retries do."""
         most = self.options.max_calls
-        if most is not None and self._scope is not None:
-            made = await self._scope.get(("calls", self.name), _counter)
-            if made[0] >= most:
-                text = f"{self.name} may be called {most} times for one question, and was; use what is known"
-                return ToolResult(text, ErrorKind.CALL_LIMIT)
-            made[0] += 1
+        if most is None or self._scope is None:
+            return await self._answered(arguments, seconds)
+        made = await self._scope.get(("calls", self.name), _counter)
+        if made[0] >= most:
+            text = f"{self.name} may be called {most} times for one question, and was; use what is known"
+            return ToolResult(text, ErrorKind.CALL_LIMIT)
+        made[0] += 1
+        try:
+            return await self._answered(arguments, seconds)
+        except InfrastructureError:  # it will be tried again, and that is the same call
+            made[0] -= 1
+            raise
+
+    async def _answered(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        """From the cache, or by a call."""
         entry = self._entry(arguments)
         cached = _read(entry, self.options.cache_hours) if entry else None
         result = ToolResult(cached) if cached is not None else await self._called(arguments, seconds)

@@ -128,7 +128,8 @@ class _Pool:
         self._idle: list[_Worker] = []
         self._lock = threading.Lock()
         atexit.register(self.close)
-        os.register_at_fork(after_in_child=self._idle.clear)
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self._idle.clear)
 
     def take(self) -> _Worker:
         with self._lock:

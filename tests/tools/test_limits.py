@@ -72,6 +72,20 @@ def test_the_calls_of_one_trajectory_are_counted_and_the_next_starts_anew() -> N
     assert inner.calls == 4
 
 
+def test_a_call_that_the_infrastructure_lost_is_not_counted() -> None:
+    inner = Counting(lambda n: InfrastructureError("down") if n == 1 else n)
+
+    async def calls() -> list[str]:
+        async with Scope() as scope:
+            made = limited(inner, max_calls=1).scoped(scope)
+            with pytest.raises(InfrastructureError):
+                await made.call({"text": "a"}, 5.0)
+            return [(await made.call({"text": "a"}, 5.0)).text for _ in range(2)]
+
+    first, second = asyncio.run(calls())
+    assert first == "a 2" and second.startswith("counting may be called 1 times")
+
+
 def test_only_transient_failures_are_tried_again_and_as_often_as_said() -> None:
     busy = Counting(lambda n: TransientError("busy", retry_after=0.0) if n < 3 else "done")
     assert call(limited(busy, retries=2)).text == "a done"
