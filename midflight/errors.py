@@ -1,4 +1,4 @@
-"""Errors the command line prints as one line: what a user can put right (code 2), and a run that had to stop (1)."""
+"""Errors the command line prints as one line: what a user can put right (code 2), what had to stop or is down (1)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class UserError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+class InfrastructureError(Exception):
+    """Raised where a service the agent depends on is down (sandbox, search provider): not the planner's mistake."""
 
 
 class TrainingStopped(RuntimeError):

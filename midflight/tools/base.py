@@ -17,6 +17,7 @@ from jsonschema.exceptions import SchemaError, best_match
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import EMPTY_REGISTRY
 
+from midflight.errors import InfrastructureError as InfrastructureError
 from midflight.tools.scope import Scope, ScopedTool
 
 
@@ -39,10 +40,6 @@ class ErrorKind(StrEnum):
 
 class ToolError(Exception):
     """Raised inside a tool's function: its message becomes the TOOL_ERROR text the planner reads."""
-
-
-class InfrastructureError(Exception):
-    """Raised where a service the agent depends on is down (sandbox, search provider): not the planner's mistake."""
 
 
 class TransientError(InfrastructureError):
