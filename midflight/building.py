@@ -29,9 +29,9 @@ from midflight.engines.local import LoadedModel, LocalEngine, ModelError, load
 from midflight.engines.local.models import has_device
 from midflight.errors import UserError
 from midflight.progress import Progress
-from midflight.recipe_rules import has_frozen_models
 from midflight.store import RunFolder
 from midflight.store.seals import newest_whole
+from midflight.tool_rules import has_frozen_models
 from midflight.tools import ToolContext, make_toolset
 from midflight.tools.base import Tool, Toolset
 

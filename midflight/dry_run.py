@@ -15,8 +15,9 @@ from pathlib import Path
 import yaml
 
 from midflight.config import Recipe, resolved
-from midflight.recipe_rules import EMBEDDED_MODEL, has_frozen_models, is_task_file
+from midflight.recipe_rules import EMBEDDED_MODEL, is_task_file
 from midflight.resuming import read_recipe
+from midflight.tool_rules import has_frozen_models
 from midflight.training.packing import SCORED_AT_ONCE
 
 BYTES = {"float32": 4, "bfloat16": 2}

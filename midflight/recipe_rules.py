@@ -16,12 +16,10 @@ from pydantic import BaseModel
 
 from midflight.agent.examples import worked_examples
 from midflight.config import ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
-from midflight.errors import UserError
 from midflight.tasks import load_tasks
 from midflight.tasks.atlas import KINDS
-from midflight.tools import BUILTIN, BuiltinTool, ToolOptions, read_options
-from midflight.tools.mcp import McpServer
-from midflight.tools.own import is_own, load_own
+from midflight.tool_rules import check_servers, check_tools
+from midflight.tools import BUILTIN
 
 EMBEDDED_MODEL = "smollm2-135m"
 """The name of the model that comes as a package."""
@@ -47,8 +45,8 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     """
     _check_name(recipe)
     _check_model(recipe)
-    _check_tools(recipe, own_tools)
-    _check_servers(recipe)
+    check_tools(recipe, own_tools, builtin_tools())
+    check_servers(recipe)
     _check_modules(recipe)
     _check_budget(recipe)
     if training:
@@ -99,64 +97,6 @@ def check_model_name(name: str, key: str) -> None:
         raise RecipeError(
             f"{key}: unknown model; {near}give {EMBEDDED_MODEL}, a Hub name like Qwen/Qwen2.5-7B-Instruct or a folder"
         )
-
-
-def _check_tools(recipe: Recipe, own_tools: Collection[str]) -> None:
-    seen: set[str] = set()
-    known = builtin_tools()
-    names: dict[str, BuiltinTool | None] = {}
-    for name in recipe.agent.tools:
-        key = f"agent.tools = [{', '.join(recipe.agent.tools)}]"
-        if name == "finish":
-            raise RecipeError(f"{key}: finish is always there; remove it")
-        if name in seen:
-            raise RecipeError(f"{key}: {name} is listed twice; remove one")
-        seen.add(name)
-        if is_own(name):
-            try:
-                names[load_own(name).name] = None
-            except UserError as error:
-                raise RecipeError(str(error)) from error
-            continue
-        names[name] = BUILTIN.get(name) if name not in own_tools else None
-        if name not in known and name not in own_tools:
-            near = difflib.get_close_matches(name, [*known, *own_tools], n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise RecipeError(f"{key}: unknown tool {name}; {hint}tools that exist: {', '.join(sorted(known))}")
-    if len(names) < len(recipe.agent.tools):
-        raise RecipeError(f"agent.tools = [{', '.join(recipe.agent.tools)}]: two of them have one name; rename one")
-    for name, given in recipe.agent.tool_options.items():
-        key = f"agent.tool_options.{name}"
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise RecipeError(f"{key} = {given}: agent.tools does not have it; {hint}add it there, or leave this out")
-        builtin = names[name]
-        try:
-            options = read_options(builtin.options_model if builtin else ToolOptions, given, key)
-        except UserError as error:
-            raise RecipeError(str(error)) from error
-        engine = getattr(options, "engine", None)
-        if engine is not None:
-            raise RecipeError(f"{key}.engine = {engine}: a recipe has no engines to name; leave it out")
-
-
-def _check_servers(recipe: Recipe) -> None:
-    if not recipe.agent.tools and not recipe.agent.mcp_servers:
-        raise RecipeError("agent.tools = []: there is nothing to choose; name a tool, or give agent.mcp_servers")
-    for name, given in recipe.agent.mcp_servers.items():
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", name):
-            raise RecipeError(f"agent.mcp_servers.{name}: name it with 1 to 32 letters, digits, '_' or '-'")
-        try:
-            read_options(McpServer, given, f"agent.mcp_servers.{name}")
-        except UserError as error:
-            raise RecipeError(str(error)) from error
-
-
-def has_frozen_models(recipe: Recipe) -> bool:
-    """Whether anything beside the planner asks a language model: another module, or a tool."""
-    tools = (BUILTIN.get(name) for name in recipe.agent.tools)
-    return recipe.agent.has_frozen_models or any(tool is not None and tool.asks_engine for tool in tools)
 
 
 def builtin_tools() -> list[str]:

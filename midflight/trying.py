@@ -11,7 +11,7 @@ import yaml
 from midflight import recipes
 from midflight.errors import UserError
 from midflight.rendering import printable
-from midflight.tools import BUILTIN, FINISH, Scope, Tool, ToolResult, Toolset, make_toolset, tool_info
+from midflight.tools import BUILTIN, FINISH, Scope, Tool, ToolResult, Toolset, make_toolset, options_of, tool_info
 from midflight.tools.own import is_own, load_own
 
 
@@ -79,7 +79,7 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> Toolset:
     key = load_own(names[0]).name if names and is_own(names[0]) else name
     for one, value in map(_pair, options):
         given[key] = {**given.get(key, {}), one: yaml.safe_load(value)}
-    if names and names[0] in BUILTIN and BUILTIN[names[0]].asks_engine:
+    if names and names[0] in BUILTIN and options_of(name, given).asks_engine:
         raise UserError(f"{name}: asks a language model; put it into a recipe's agent.tools and ask midflight solve")
     return make_toolset(names, {key: given[key]} if key in given else {}, servers=servers)
 

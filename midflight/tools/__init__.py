@@ -66,8 +66,6 @@ class BuiltinTool:
     """Of pyproject.toml, that installs them; empty: the core has them."""
     options: str = ""
     """Name of its options model in `module`; empty: it has the limits alone."""
-    asks_engine: bool = False
-    """Whether it calls a language model."""
 
     @property
     def options_model(self) -> type[ToolOptions]:
@@ -110,7 +108,7 @@ def _optional(module: str, attribute: str, options: str, extra: str = "", *packa
 
 
 def _language(module: str, attribute: str, options: str, extra: str = "", *packages: str) -> BuiltinTool:
-    return BuiltinTool(f"midflight.tools.language.{module}", attribute, packages, extra, options, asks_engine=True)
+    return BuiltinTool(f"midflight.tools.language.{module}", attribute, packages, extra, options)
 
 
 def _chemistry(attribute: str, options: str = "") -> BuiltinTool:

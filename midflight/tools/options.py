@@ -51,6 +51,11 @@ class ToolOptions(BaseModel):
         """Whether any limit is set."""
         return any(getattr(self, name) for name in ToolOptions.model_fields)
 
+    @property
+    def asks_engine(self) -> bool:
+        """Whether the tool asks a language model."""
+        return False
+
     def missing(self) -> str:
         """What there is to do before the tool can work (set a key, name a file); empty when nothing."""
         return ""

@@ -32,13 +32,13 @@ from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, 
 from midflight.evaluation.report import Closing, pick_example, read_closing, render_report
 from midflight.own import keep_tools, own_tools
 from midflight.progress import Progress
-from midflight.recipe_rules import has_frozen_models
 from midflight.resuming import save_recipe
 from midflight.rewards import score
 from midflight.seeds import derive
 from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store, read_metrics
 from midflight.store.seals import newest_whole, read_state
 from midflight.tasks.base import Task
+from midflight.tool_rules import has_frozen_models
 from midflight.tools.base import Tool
 from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from midflight.training.policy import Policy, SyncError

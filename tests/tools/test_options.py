@@ -117,6 +117,10 @@ def test_tools_given_as_objects_take_limits(recipe: str) -> None:
         ),
         ("agent.tools=['../mine.py:HOW_MANY']", "agent.tools: {work}/../mine.py:HOW_MANY: not a tool but int"),
         (
+            "agent.tools=[corpus_search]",
+            "agent.tool_options.corpus_search.folder: missing; the recipe must set it",
+        ),
+        (
             "agent.tools=['nosuch.module:x']",
             "agent.tools: nosuch.module:x: cannot be loaded (ModuleNotFoundError: No module named 'nosuch')",
         ),

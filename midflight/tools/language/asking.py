@@ -21,6 +21,10 @@ class EngineOptions(ToolOptions):
     """Most new tokens of an answer."""
     seconds: float | None = Field(default=120.0, gt=0)
 
+    @property
+    def asks_engine(self) -> bool:
+        return True
+
 
 async def ask(engine: Engine, system: str, question: str, max_tokens: int) -> str:
     """What the engine answers, at temperature 0.

@@ -12,7 +12,7 @@ from midflight.config import load_recipe
 from midflight.engines.base import EngineError, FinishReason, Generation, PromptTooLong
 from midflight.engines.scripted import Script, ScriptedEngine
 from midflight.errors import UserError
-from midflight.recipe_rules import has_frozen_models
+from midflight.tool_rules import has_frozen_models
 from midflight.tools import ErrorKind, InfrastructureError, ToolContext, ToolResult, make_toolset
 from tests.agent.doubles import prompt
 from tests.tools.test_documents import LAKES
@@ -121,5 +121,8 @@ def test_a_recipe_with_such_a_tool_has_a_frozen_model_and_the_tool_gets_it() -> 
     engine = ScriptedEngine(["Lima"])
     made = toolset_of(recipe, engine=lambda: engine).get("generalist")
     assert made is not None and asyncio.run(made.call({"query": "?"}, 1.0)) == ToolResult("Lima")
+    recipe = load_recipe("quickstart")
+    own_sql = recipe.model_copy(update={"agent": recipe.agent.model_copy(update={"tools": ("sql",)})})
+    assert not has_frozen_models(own_sql)  # one of the caller's may have that name, and no `files`
     with pytest.raises(UserError, match="agent.tool_options.generalist.engine = strong"):
         load_recipe("quickstart", ["agent.tools=[generalist]", "agent.tool_options.generalist.engine=strong"])
