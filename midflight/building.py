@@ -58,15 +58,15 @@ class Built:
 
 
 def toolset_of(
-    recipe: Recipe, tools: Sequence[Tool] | None = None, engine: Callable[[], Engine | None] = lambda: None
+    recipe: Recipe, tools: Sequence[Tool] | None = None, engine: Callable[[str | None], Engine | None] = lambda _: None
 ) -> Toolset:
     """The recipe's tools; `tools` are the caller's own, found by name before the built-in ones.
 
-    `engine` gives the language model of tools that ask one, when they first do.
+    `engine` gives the language model of tools that ask one, when they first do, by the name in their options.
     """
 
     def ask(name: str | None) -> Engine:
-        found = engine()
+        found = engine(name)
         if found is None:
             raise UserError("a tool asks a language model, and there is none beside the planner's")
         return found
@@ -174,7 +174,7 @@ def build_agent(
     Raises:
         UserError: the model cannot be loaded or the prompt does not fit.
     """
-    toolset = toolset_of(recipe, tools, lambda: frozen)
+    toolset = toolset_of(recipe, tools, lambda _: frozen)
     planner_model, base = load_trained(recipe, model or recipe.model.name, (progress or Progress()).note)
     planner = local_engine(recipe, planner_model)
     engines = [planner]

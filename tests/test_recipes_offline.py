@@ -31,7 +31,7 @@ def turn(tool: str, verdict: str = GO_ON, **arguments: object) -> list[str]:
 def flow_of(name: str, script: list[str]) -> tuple[AgentFlow, ScriptedEngine]:
     recipe = load_recipe(name)
     engine = ScriptedEngine(script)
-    toolset = toolset_of(recipe, engine=lambda: engine)
+    toolset = toolset_of(recipe, engine=lambda _: engine)
     return assemble(recipe, toolset, engine, engine, training=False), engine
 
 

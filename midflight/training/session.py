@@ -118,7 +118,7 @@ class Session(ABC):
         self.settings = settings
         self.folder = RunFolder(run_dir)
         self.eval_tasks = eval_tasks
-        toolset = toolset_of(recipe, tools, lambda: self.frozen)
+        toolset = toolset_of(recipe, tools, lambda _: self.frozen)
         self.own_tools = own_tools(recipe, tools)
         progress.note(f"loading {recipe.model.name}")
         lora = recipe.model.lora

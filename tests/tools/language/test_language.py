@@ -119,7 +119,7 @@ def test_a_recipe_with_such_a_tool_has_a_frozen_model_and_the_tool_gets_it() -> 
     recipe = load_recipe("quickstart", ["agent.tools=[calculator, generalist]"])
     assert has_frozen_models(recipe) and not has_frozen_models(load_recipe("quickstart"))
     engine = ScriptedEngine(["Lima"])
-    made = toolset_of(recipe, engine=lambda: engine).get("generalist")
+    made = toolset_of(recipe, engine=lambda _: engine).get("generalist")
     assert made is not None and asyncio.run(made.call({"query": "?"}, 1.0)) == ToolResult("Lima")
     recipe = load_recipe("quickstart")
     own_sql = recipe.model_copy(update={"agent": recipe.agent.model_copy(update={"tools": ("sql",)})})
