@@ -17,6 +17,7 @@ from midflight.tasks import load_tasks
 from midflight.tools.chemistry.molecules import MEASURED_LOGP
 
 GO_ON = "Verdict: continue\nReason: more is needed\n"
+STOP = "Verdict: stop\nReason: all is known\n"
 
 
 def act(tool: str, context: str = "") -> str:
@@ -64,7 +65,7 @@ def test_research_answers_from_a_folder_of_documents() -> None:
             json.dumps({"claim": claim, "source": source}),
             "supported 1",  # the model inside the tool
             GO_ON,
-            *turn("calculator", "Verdict: stop\nReason: all is known\n", expression="455 + 1611 + 144"),
+            *turn("calculator", STOP, expression="455 + 1611 + 144"),
             "Answer: 2210 [turn 1] [turn 3]",
         ],
     )
