@@ -112,11 +112,19 @@ def test_a_function_that_no_other_process_finds_is_refused() -> None:
         tool(process=True)(inner)
 
 
-def test_workers_end_with_the_process_that_started_them() -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_workers_end_with_the_process_that_started_them(busy: bool, tmp_path: Path) -> None:
+    file = str(tmp_path / "late")
     code = (
         "import asyncio, os, signal\n"
         "from midflight.tools.worker import run_in_worker\nfrom tests.tools import in_worker\n"
-        "print(asyncio.run(run_in_worker(in_worker.process_id)), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+        "async def work():\n"
+        "    print(await run_in_worker(in_worker.process_id), flush=True)\n"
+        f"    task = asyncio.create_task(run_in_worker(in_worker.late, {file!r}, 600)) if {busy} else None\n"
+        f"    while task and not os.path.exists({file + '.started'!r}):\n"
+        "        await asyncio.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(work())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     worker = int(done.stdout)

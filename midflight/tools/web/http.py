@@ -186,6 +186,8 @@ class _Checked(httpx2.AsyncBaseTransport):
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 if number == len(addresses):
                     raise
+            finally:
+                request.url = url  # cookies go by it
         raise AssertionError("there is at least one address")
 
     async def aclose(self) -> None:

@@ -56,6 +56,7 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
+    protocol_version = "HTTP/1.1"  # connections are kept, where the client keeps them
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
@@ -72,6 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Content-Type": kind, **reply.headers}
         if isinstance(content, bytes):
             headers["Content-Length"] = str(len(content))
+        else:
+            headers["Connection"] = "close"
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

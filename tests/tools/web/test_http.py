@@ -186,8 +186,12 @@ def test_tls_verifies_the_name_not_the_address(tmp_path: Path, monkeypatch: pyte
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1"]
 
+    def answer(received: Received) -> Reply:
+        other = f"https://other.example:{port}/"
+        return Reply(status=302, headers={"Location": other}) if received.path == "/go" else Reply("safe")
+
     trusting = ssl.create_default_context(cafile=str(tmp_path / "certificate.pem"))
-    with serving(lambda received: Reply("safe"), context) as server:
+    with serving(answer, context) as server:
         port = server.server_address[1]
         with pytest.raises(TransientError, match="(?i)certificate"):  # as the system trusts
             fetch(f"https://pinned.example:{port}/", resolve, unsafe_allow_loopback=True)
@@ -195,6 +199,27 @@ def test_tls_verifies_the_name_not_the_address(tmp_path: Path, monkeypatch: pyte
         assert fetch(f"https://pinned.example:{port}/", resolve, unsafe_allow_loopback=True).body == b"safe"
         with pytest.raises(TransientError, match="(?i)certificate|hostname"):
             fetch(f"https://other.example:{port}/", resolve, unsafe_allow_loopback=True)
+        with pytest.raises(TransientError, match="(?i)certificate|hostname"):  # nor on the connection to its neighbour
+            fetch(f"https://pinned.example:{port}/go", resolve, unsafe_allow_loopback=True)
+
+
+def test_a_cookie_goes_back_to_its_own_host_only() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    def answer(received: Received) -> Reply:
+        host = received.headers["host"]
+        if received.path == "/":
+            return Reply(status=302, headers={"Location": "/again", "Set-Cookie": "visit=1"})
+        if host.startswith("one."):
+            seen = received.headers.get("cookie")
+            return Reply(status=302, headers={"Location": f"http://two.example:{port}/{seen}"})
+        return Reply(f"{received.path} {received.headers.get('cookie')}")
+
+    with serving(answer) as server:
+        port = server.server_address[1]
+        found = fetch(f"http://one.example:{port}/", resolve, unsafe_allow_loopback=True)
+    assert found.body == b"/visit=1 None"
 
 
 def certified(name: str, folder: Path) -> ssl.SSLContext:
