@@ -31,7 +31,8 @@ from midflight.errors import UserError
 from midflight.progress import Progress
 from midflight.store import RunFolder
 from midflight.store.seals import STATE, fault, newest_whole
-from midflight.tools import make_toolset
+from midflight.tool_rules import has_frozen_models
+from midflight.tools import ToolContext, make_toolset
 from midflight.tools.base import Tool, Toolset
 
 
@@ -45,22 +46,33 @@ def quiet_peft() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Built:
-    """A ready agent. `close` ends its engines' workers."""
+    """A ready agent. `close` ends its engines' workers and what its tools hold."""
 
     flow: AgentFlow
     engines: tuple[LocalEngine, ...]
 
     def close(self) -> None:
+        self.flow.toolset.close()
         for engine in self.engines:
             engine.close()
 
 
-def toolset_of(recipe: Recipe, tools: Sequence[Tool] | None = None) -> Toolset:
-    """The recipe's tools; `tools` are the caller's own, found by name before the built-in ones."""
-    own = {tool.name: tool for tool in tools or ()}
-    builtin = [name for name in recipe.agent.tools if name not in own]
-    made = {tool.name: tool for tool in make_toolset(builtin)}
-    return Toolset([own.get(name) or made[name] for name in recipe.agent.tools])
+def toolset_of(
+    recipe: Recipe, tools: Sequence[Tool] | None = None, engine: Callable[[str | None], Engine | None] = lambda _: None
+) -> Toolset:
+    """The recipe's tools; `tools` are the caller's own, found by name before the built-in ones.
+
+    `engine` gives the language model of tools that ask one, when they first do, by the name in their options.
+    """
+
+    def ask(name: str | None) -> Engine:
+        found = engine(name)
+        if found is None:
+            raise UserError("a tool asks a language model, and there is none beside the planner's")
+        return found
+
+    context = ToolContext(engine=ask)
+    return make_toolset(recipe.agent.tools, recipe.agent.tool_options, context, tools or (), recipe.agent.mcp_servers)
 
 
 def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine | None, *, training: bool) -> AgentFlow:
@@ -163,12 +175,12 @@ def build_agent(
     Raises:
         UserError: the model cannot be loaded or the prompt does not fit.
     """
-    toolset = toolset_of(recipe, tools)
+    toolset = toolset_of(recipe, tools, lambda _: frozen)
     planner_model, base = load_trained(recipe, model or recipe.model.name, (progress or Progress()).note)
     planner = local_engine(recipe, planner_model)
     engines = [planner]
     frozen = None
-    if recipe.agent.has_frozen_models:
+    if has_frozen_models(recipe):
         same = base == planner_model.name
         frozen = planner if same else local_engine(recipe, load_named(recipe, base))
         engines += [] if same else [frozen]

@@ -347,14 +347,36 @@ def _refuse(options: Mapping[str, object], why: str) -> None:
             raise UserError(f"{name}: {why}")
 
 
-@app.command()
-def tools() -> None:
-    """List the tools that a recipe can name."""
-    from midflight.tools import tool_info
+tools_app = typer.Typer(help="The tools that a recipe can name.", invoke_without_command=True)
+app.add_typer(tools_app, name="tools")
 
-    for info in tool_info():
-        print(f"{info.name}({', '.join(info.parameters.get('properties', {}))})")
-        print(f"    {info.missing or info.description}")
+
+@tools_app.callback()
+def list_tools(context: typer.Context) -> None:
+    """List the tools that a recipe can name, with what is missing to use each; or run one."""
+    if context.invoked_subcommand is None:
+        from midflight.trying import listing
+
+        print(listing())
+
+
+@tools_app.command(name="run")
+def run_tool(
+    name: Annotated[str, typer.Argument(help="Of a tool, or file.py:attribute for one of your own.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="What to call it with.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="Of the tool; can be given again.")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Whose options, own tools and MCP servers to use.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.001, help="Time limit, where the tool has no own.")] = 60.0,
+) -> None:
+    """Call one tool once and print its result; exit code 1 and the kind of error where it is one."""
+    from midflight.trying import shown, try_tool
+
+    result = try_tool(name, arguments or [], option or [], recipe, seconds)
+    if result.error is not None:
+        raise typer.Exit(_fail(f"{result.error.value}: {shown(result)}", 1))
+    print(shown(result))
 
 
 @app.command()

@@ -123,8 +123,13 @@ class AgentConfig(Section):
     """Wall clock of one trajectory, waiting for the engine included; a running tool is interrupted."""
     memory_tokens: int = Field(default=512, ge=32)
     """Budget of the rendered memory."""
-    tools: tuple[str, ...] = Field(min_length=1)
-    """Names from `midflight tools`; `finish` is always there."""
+    tools: tuple[str, ...]
+    """Names from `midflight tools`, or tools of your own: `package.module:attribute`, or `file.py:attribute` relative
+    to the recipe. `finish` is always there."""
+    tool_options: dict[str, dict[str, Any]] = {}
+    """Limits and options of single tools, by name (docs/tools.md)."""
+    mcp_servers: dict[str, dict[str, Any]] = {}
+    """MCP servers by a name of yours; their tools, called `name.tool`, come after those of `tools` (docs/tools.md)."""
     tool_seconds: float = Field(default=10.0, gt=0)
     """Time limit of one tool call."""
 
@@ -177,7 +182,7 @@ class ShapingConfig(Section):
     """Costs that turns take off the outcome before advantages are made; the reported reward stays the outcome."""
 
     tool_error: float = Field(default=0.0, ge=0)
-    """For a turn whose call failed: unknown tool, wrong arguments, an error or a timeout."""
+    """For a turn whose call failed: unknown tool, wrong arguments, an error, a timeout, or no calls left."""
     format_error: float = Field(default=0.0, ge=0)
     """For a turn whose text is not an action."""
     length: float = Field(default=0.0, ge=0)

@@ -17,6 +17,7 @@ import yaml
 from midflight.config import Recipe, resolved
 from midflight.recipe_rules import EMBEDDED_MODEL, is_task_file
 from midflight.resuming import read_recipe
+from midflight.tool_rules import has_frozen_models
 from midflight.training.packing import SCORED_AT_ONCE
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -195,7 +196,7 @@ def memory(recipe: Recipe, shape: ModelShape, rollouts: int | None = None) -> li
     lines = [("weights", shape.parameters * size, f"{shape.parameters / 1e6:.1f}M parameters, {recipe.model.dtype}")]
     if lora is not None:
         lines.append(("adapter", trained * 4, f"{trained / 1e6:.2f}M parameters, float32"))
-    elif recipe.training.kl_beta > 0 or recipe.agent.has_frozen_models:
+    elif recipe.training.kl_beta > 0 or has_frozen_models(recipe):
         lines.append(("reference", shape.parameters * size, "a frozen copy, for KL and frozen modules"))
     return [
         *lines,

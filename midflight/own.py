@@ -34,7 +34,7 @@ def check_tools(tools: Sequence[object]) -> None:
 def own_tools(recipe: Recipe, tools: Sequence[Tool] | None) -> list[str]:
     """Names of those among `tools` that the recipe uses and that are not built in."""
     used = [tool for tool in tools or () if tool.name in recipe.agent.tools]
-    return [tool.name for tool in used if tool.name not in BUILTIN or BUILTIN[tool.name]() is not tool]
+    return [tool.name for tool in used if tool.name not in BUILTIN or not BUILTIN[tool.name].is_tool(tool)]
 
 
 def kept_tools(folder: RunFolder) -> list[str]:

@@ -18,6 +18,7 @@ from midflight.agent.examples import worked_examples
 from midflight.config import ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
 from midflight.tasks import load_tasks
 from midflight.tasks.atlas import KINDS
+from midflight.tool_rules import check_servers, check_tools
 from midflight.tools import BUILTIN
 
 EMBEDDED_MODEL = "smollm2-135m"
@@ -44,7 +45,8 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     """
     _check_name(recipe)
     _check_model(recipe)
-    _check_tools(recipe, own_tools)
+    check_tools(recipe, own_tools, builtin_tools())
+    check_servers(recipe)
     _check_modules(recipe)
     _check_budget(recipe)
     if training:
@@ -95,22 +97,6 @@ def check_model_name(name: str, key: str) -> None:
         raise RecipeError(
             f"{key}: unknown model; {near}give {EMBEDDED_MODEL}, a Hub name like Qwen/Qwen2.5-7B-Instruct or a folder"
         )
-
-
-def _check_tools(recipe: Recipe, own_tools: Collection[str]) -> None:
-    seen: set[str] = set()
-    known = builtin_tools()
-    for name in recipe.agent.tools:
-        key = f"agent.tools = [{', '.join(recipe.agent.tools)}]"
-        if name == "finish":
-            raise RecipeError(f"{key}: finish is always there; remove it")
-        if name in seen:
-            raise RecipeError(f"{key}: {name} is listed twice; remove one")
-        seen.add(name)
-        if name not in known and name not in own_tools:
-            near = difflib.get_close_matches(name, [*known, *own_tools], n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise RecipeError(f"{key}: unknown tool {name}; {hint}tools that exist: {', '.join(sorted(known))}")
 
 
 def builtin_tools() -> list[str]:

@@ -26,6 +26,9 @@ from midflight.own import check_kept_tools
 from midflight.recipe_rules import check, is_task_file
 from midflight.store.folder import RunFolder
 from midflight.store.seals import newest_whole
+from midflight.tools import BUILTIN
+from midflight.tools.mcp import McpServer
+from midflight.tools.own import is_file, is_own
 
 PATH_KEYS = (("agent", "planner", "examples"), ("train_tasks", "family"), ("eval_tasks", "family"))
 """Keys whose value may be a path."""
@@ -226,7 +229,37 @@ def anchor_paths(data: dict[str, Any], folder: Path) -> None:
     for key in PATH_KEYS:
         section, value = path_at(data, key)
         if section is not None and value is not None:
-            section[key[-1]] = str(folder / os.path.expanduser(value))
+            section[key[-1]] = _anchored(value, folder)
+    agent = data.get("agent")
+    if not isinstance(agent, dict):
+        return
+    names = agent.get("tools")
+    if isinstance(names, list):
+        own = [isinstance(name, str) and is_own(name) and is_file(name) for name in names]
+        agent["tools"] = [_anchored(name, folder) if file else name for name, file in zip(names, own, strict=True)]
+    for name, given in _entries(agent, "tool_options"):
+        _anchor(given, BUILTIN[name].options_model.paths if name in BUILTIN else (), folder)
+    for _, given in _entries(agent, "mcp_servers"):
+        _anchor(given, McpServer.paths, folder)
+
+
+def _entries(agent: dict[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
+    """The sections below `key`, whatever else the unchecked recipe may hold there."""
+    found = agent.get(key)
+    return [entry for entry in found.items() if isinstance(entry[1], dict)] if isinstance(found, dict) else []
+
+
+def _anchor(section: dict[str, Any], keys: Sequence[str], folder: Path) -> None:
+    for key in keys:
+        value = section.get(key)
+        if isinstance(value, str):
+            section[key] = _anchored(value, folder)
+        elif isinstance(value, list):
+            section[key] = [_anchored(one, folder) if isinstance(one, str) else one for one in value]
+
+
+def _anchored(path: str, folder: Path) -> str:
+    return str(folder / os.path.expanduser(path))
 
 
 def path_at(data: dict[str, Any], key: tuple[str, ...]) -> tuple[dict[str, Any] | None, str | None]:
@@ -274,7 +307,7 @@ def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         if isinstance(value, Mapping) and section is not None:
             _walk(value, section, f"{path}.")
-        elif isinstance(value, Mapping) and value:
+        elif isinstance(value, Mapping) and value and typing.get_origin(field.annotation) is not dict:
             below = next(iter(value))
             raise RecipeError(
                 f"{path}.{below} = {show(value[below])}: {path} is a value, not a section; set {path} itself"

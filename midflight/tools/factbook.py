@@ -7,7 +7,6 @@ of the package, and a query is only ever words, never search syntax.
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,16 +21,13 @@ from midflight.paths import cache_folder
 from midflight.tools.base import InfrastructureError, ToolError
 from midflight.tools.countries import plain_text
 from midflight.tools.function import tool
+from midflight.tools.passages import match_expression, split_passages
 
 INDEX_VERSION = 1
 """Raise when the rows or the tokenizer change."""
 PASSAGES = 3
 PASSAGE_LENGTH = 400
 """Characters of a passage, about; longer fields are split between sentences."""
-_COMMON = frozenset(
-    "a an and are as at by did do does for from has have how in is it its many much of on or that the there to was "
-    "were what when where which who why with".split()
-)
 
 
 def index_path() -> Path:
@@ -43,7 +39,7 @@ def passages(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Field name and text of each passage of one Factbook entry, in order."""
     for section in entry.values():
         for field, value in section.items():
-            for text in _split(_flat(value)):
+            for text in split_passages(_flat(value), PASSAGE_LENGTH):
                 yield field, text
 
 
@@ -55,21 +51,6 @@ def _flat(value: object) -> str:
         _flat(inner) if key in ("text", "note") else f"{key.strip()}: {_flat(inner)}" for key, inner in value.items()
     )
     return "; ".join(part for part in parts if part)
-
-
-def _split(text: str) -> Iterator[str]:
-    """Pieces of about PASSAGE_LENGTH characters, cut after a sentence or a semicolon where there is one."""
-    piece = ""
-    for sentence in re.split(r"(?<=[.;]) ", text):
-        if piece and len(piece) + len(sentence) > PASSAGE_LENGTH:
-            yield piece
-            piece = ""
-        piece = f"{piece} {sentence}".strip()
-        while len(piece) > 2 * PASSAGE_LENGTH:
-            yield piece[:PASSAGE_LENGTH]
-            piece = piece[PASSAGE_LENGTH:]
-    if piece:
-        yield piece
 
 
 def build_index(path: Path) -> None:
@@ -121,12 +102,10 @@ def find_passages(query: str, limit: int = PASSAGES) -> list[tuple[str, str, str
     Raises:
         InfrastructureError: the index cannot be built.
     """
-    words = list(dict.fromkeys(re.findall(r"\w+", query.casefold())))[:32]
-    words = [word for word in words if word not in _COMMON] or words
-    if not words:
+    match = match_expression(query)
+    if not match:
         return []
     path = index_path()
-    match = " OR ".join(f'"{word}"' for word in words)
     for attempt in (1, 2):
         if not path.exists():
             build_index(path)

@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolError, ToolResult, one_line
 from midflight.tools.text import result_text
+from midflight.tools.worker import run_in_worker
 
 Function = Callable[..., Any]
 
@@ -37,16 +38,26 @@ class FunctionTool:
         name: what the planner writes; the function's name when None.
         blocking: False promises that a sync function returns within microseconds: it runs on the event loop itself, so
             that many rollouts stay in one deterministic order, and its time limit is not enforced.
+        process: True runs a sync function in a worker process that is killed at the time limit (see `worker`). It has
+            to be a function of a module or file, and give JSON.
 
     Raises:
-        TypeError: no docstring, a parameter without annotation, `*args`, `**kwargs` or positional-only parameters, or a
-            type that has no JSON schema.
+        TypeError: no docstring, a parameter without annotation, `*args`, `**kwargs` or positional-only parameters, a
+            type that has no JSON schema, or a function that no other process can find.
     """
 
-    def __init__(self, function: Function, *, name: str | None = None, blocking: bool = True) -> None:
+    def __init__(
+        self, function: Function, *, name: str | None = None, blocking: bool = True, process: bool = False
+    ) -> None:
         self.function = function
         self.name = name or function.__name__
         self.blocking = blocking
+        self.process = process
+        if process and (not blocking or inspect.iscoroutinefunction(function) or not _is_of_a_module(function)):
+            raise TypeError(
+                f"tool {function.__name__!r}: process=True takes a blocking, sync function at the top of a module that "
+                "can be imported"
+            )
         self.description, described = _parse_docstring(function)
         self._adapter = TypeAdapter[dict[str, Any]](_arguments_type(function, described))
         self.parameters = _schema(self._adapter, function)
@@ -61,8 +72,9 @@ class FunctionTool:
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         """Run with `arguments` for at most `seconds`.
 
-        An async function is cancelled at the limit. A sync one runs in a thread of its own; at the limit the call
-        returns TOOL_TIMEOUT but Python cannot stop the thread, which goes on unseen (it never delays process exit).
+        An async function is cancelled at the limit, and one in a process of its own is killed. Any other sync one runs
+        in a thread; at the limit the call returns TOOL_TIMEOUT but Python cannot stop the thread, which goes on unseen
+        (it never delays process exit).
 
         Raises:
             InfrastructureError: raised by the function.
@@ -81,6 +93,8 @@ class FunctionTool:
             async with limit:
                 if inspect.iscoroutinefunction(self.function):
                     value = await self.function(**values)
+                elif self.process:
+                    value = await run_in_worker(self.function, **values)
                 elif self.blocking:
                     value = await _in_thread(self.function, values)
                 else:
@@ -106,17 +120,23 @@ def _failure(error: BaseException) -> ToolResult:
 @overload
 def tool(function: Function) -> FunctionTool: ...
 @overload
-def tool(*, name: str | None = None, blocking: bool = True) -> Callable[[Function], FunctionTool]: ...
 def tool(
-    function: Function | None = None, *, name: str | None = None, blocking: bool = True
+    *, name: str | None = None, blocking: bool = True, process: bool = False
+) -> Callable[[Function], FunctionTool]: ...
+def tool(
+    function: Function | None = None, *, name: str | None = None, blocking: bool = True, process: bool = False
 ) -> FunctionTool | Callable[[Function], FunctionTool]:
     """Make a tool of a function, bare (`@tool`) or with options (`@tool(blocking=False)`).
 
     Returns, raises and options: see `FunctionTool`.
     """
     if function is not None:
-        return FunctionTool(function, name=name, blocking=blocking)
-    return lambda decorated: FunctionTool(decorated, name=name, blocking=blocking)
+        return FunctionTool(function, name=name, blocking=blocking, process=process)
+    return lambda decorated: FunctionTool(decorated, name=name, blocking=blocking, process=process)
+
+
+def _is_of_a_module(function: Function) -> bool:
+    return function.__module__ != "__main__" and "." not in function.__qualname__
 
 
 def _in_thread(function: Function, values: dict[str, Any]) -> Awaitable[Any]:

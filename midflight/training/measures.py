@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from midflight.agent.types import StopReason
-from midflight.evaluation.statistics import error_rates, tool_shares
+from midflight.evaluation.statistics import error_rates, tool_error_rate, tool_shares
 from midflight.training.advantages import Placed, carries
 from midflight.training.rollouts import Group
 
@@ -16,7 +16,6 @@ def step_record(step: int, groups: Sequence[Group], placed: Sequence[Placed]) ->
     """The part of a metrics record that comes from the rollouts; `placed` are the groups' advantages."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    errors = error_rates(turns)
     return {
         "step": step,
         "reward": _mean(reward for group in groups for _, reward in group.scored),
@@ -29,8 +28,8 @@ def step_record(step: int, groups: Sequence[Group], placed: Sequence[Placed]) ->
         "infrastructure": sum(one.stop_reason is StopReason.INFRASTRUCTURE for one in trajectories),
         "turns": len(turns) / max(len(trajectories), 1),
         "tool_shares": tool_shares(turns),
-        "errors": errors,
-        "tool_error_rate": sum(errors.values()),
+        "errors": error_rates(turns),
+        "tool_error_rate": tool_error_rate(turns),
         "stop_reasons": dict(Counter(one.stop_reason.value for one in trajectories)),
     }
 

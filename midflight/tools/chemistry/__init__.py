@@ -1,0 +1,1 @@
+"""Tools about molecules, by RDKit in a worker process."""

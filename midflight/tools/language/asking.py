@@ -1,0 +1,54 @@
+"""How a tool asks a language model: greedily, with what is foreign fenced, and errors as a tool's."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from pydantic import Field
+
+from midflight.engines.base import Engine, EngineError, FinishReason, GenerateRequest, Message, PromptTooLong, Sampling
+from midflight.tools.base import InfrastructureError, ToolError
+from midflight.tools.options import ToolOptions
+
+
+class EngineOptions(ToolOptions):
+    cacheable: ClassVar[bool] = False
+
+    engine: str | None = None
+    """Name of the language model that it asks; null: that of the modules which are not trained."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Most new tokens of an answer."""
+    seconds: float | None = Field(default=120.0, gt=0)
+
+    @property
+    def asks_engine(self) -> bool:
+        return True
+
+
+async def ask(engine: Engine, system: str, question: str, max_tokens: int) -> str:
+    """What the engine answers, at temperature 0.
+
+    Raises:
+        ToolError: the question is too long, or the answer was cut off or empty.
+        InfrastructureError: the engine failed.
+    """
+    messages = (Message("system", (system,)), Message("user", (question,)))
+    try:
+        generation = await engine.generate(GenerateRequest(messages, Sampling(temperature=0.0, max_tokens=max_tokens)))
+    except PromptTooLong as error:
+        raise ToolError(f"the text is too long for the language model: {error}") from error
+    except EngineError as error:
+        raise InfrastructureError(str(error)) from error
+    text = generation.text.strip()
+    if generation.finish_reason is FinishReason.LENGTH:
+        return f"{text}\n[... cut off after {max_tokens} tokens]"
+    if not text:
+        raise ToolError("the language model gave an empty answer")
+    return text
+
+
+def fenced(text: str) -> str:
+    """`text` between lines of backticks, more than any run of them inside, so that it cannot end the fence."""
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"

@@ -1,0 +1,173 @@
+"""Limits around a tool: time, calls of a trajectory, rate, retries, a cache on disk, the size of a result.
+
+Invariant: the tool inside is called at most `1 + retries` times a call, again only after a `TransientError`, and only
+successful results are cached, under a key that holds tool, version, options and every argument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from midflight import __version__
+from midflight.tools.base import ClosableTool, ErrorKind, InfrastructureError, Tool, ToolResult, TransientError
+from midflight.tools.options import ToolOptions
+from midflight.tools.scope import Scope, ScopedTool
+
+FIRST_PAUSE = 0.5
+"""Seconds before the first retry where the service names none; doubles with each."""
+
+
+class LimitedTool:
+    """`tool` within the limits of `options`; the same to the planner."""
+
+    def __init__(self, tool: Tool, options: ToolOptions, cache_folder: Path) -> None:
+        self.tool, self.options, self.cache_folder = tool, options, cache_folder
+        self._scope: Scope | None = None
+        self._rate = _Rate(options.calls_per_minute)
+
+    @property
+    def name(self) -> str:
+        return self.tool.name
+
+    @property
+    def description(self) -> str:
+        return self.tool.description
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self.tool.parameters
+
+    def scoped(self, scope: Scope) -> Self:
+        """The tool that counts the calls of one trajectory; the rate is still shared by all."""
+        own = copy.copy(self)
+        own._scope = scope
+        if isinstance(self.tool, ScopedTool):
+            own.tool = self.tool.scoped(scope)
+        return own
+
+    def close(self) -> None:
+        """Close the tool inside, where it holds something."""
+        if isinstance(self.tool, ClosableTool):
+            self.tool.close()
+
+    async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        """See `Tool.call`. Waiting for the rate does not count as the call's time; retries do."""
+        most = self.options.max_calls
+        if most is None or self._scope is None:
+            return await self._answered(arguments, seconds)
+        made = await self._scope.get(("calls", self.name), _counter)
+        if made[0] >= most:
+            text = f"{self.name} may be called {most} times for one question, and was; use what is known"
+            return ToolResult(text, ErrorKind.CALL_LIMIT)
+        made[0] += 1
+        try:
+            return await self._answered(arguments, seconds)
+        except InfrastructureError:  # it will be tried again, and that is the same call
+            made[0] -= 1
+            raise
+
+    async def _answered(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        """From the cache, or by a call."""
+        entry = self._entry(arguments)
+        cached = _read(entry, self.options.cache_hours) if entry else None
+        result = ToolResult(cached) if cached is not None else await self._called(arguments, seconds)
+        if entry and cached is None and result.error is None:
+            _write(entry, result.text)
+        return shortened(result, self.options.result_characters)
+
+    async def _called(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        await self._rate.turn()
+        loop = asyncio.get_running_loop()
+        left = self.options.seconds or seconds
+        end, attempt = loop.time() + left, 0
+        while True:
+            try:
+                return await self.tool.call(arguments, left)
+            except TransientError as error:
+                pause = FIRST_PAUSE * 2**attempt if error.retry_after is None else error.retry_after
+                if attempt == self.options.retries or loop.time() + pause >= end:
+                    if error.infrastructure:
+                        raise
+                    return ToolResult(str(error), ErrorKind.TOOL_ERROR)
+            attempt += 1
+            await asyncio.sleep(pause)
+            left = end - loop.time()
+
+    def _entry(self, arguments: Mapping[str, Any]) -> Path | None:
+        """The file that keeps the result; None without a cache."""
+        if self.options.cache_hours is None:
+            return None
+        limits = ToolOptions.model_fields.keys()
+        what = [self.name, __version__, self.options.model_dump(mode="json", exclude=set(limits)), dict(arguments)]
+        digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+        return self.cache_folder / "results" / self.name / digest
+
+
+def shortened(result: ToolResult, limit: int | None) -> ToolResult:
+    """`result` with a text of at most `limit` characters: head and tail around a line that says what is left out."""
+    if limit is None or len(result.text) <= limit:
+        return result
+    room = limit - len(_mark(len(result.text)))
+    tail = room // 3
+    cut = len(result.text) - room
+    text = result.text[: room - tail] + _mark(cut) + result.text[len(result.text) - tail :]
+    return replace(result, text=text, whole=result.text)
+
+
+def _mark(characters: int) -> str:
+    return f"\n[... {characters} characters left out ...]\n"
+
+
+class _Rate:
+    """Turns that are at least 60 / `per_minute` seconds apart, in the order of asking."""
+
+    def __init__(self, per_minute: float | None) -> None:
+        self._apart = 60 / per_minute if per_minute else 0.0
+        self._next = 0.0
+
+    async def turn(self) -> None:
+        if not self._apart:
+            return
+        now = time.monotonic()
+        mine = max(now, self._next)
+        self._next = mine + self._apart
+        if mine > now:
+            await asyncio.sleep(mine - now)
+
+
+@asynccontextmanager
+async def _counter() -> AsyncIterator[list[int]]:
+    yield [0]
+
+
+def _read(entry: Path, hours: float | None) -> str | None:
+    try:
+        if hours is None or time.time() - entry.stat().st_mtime > hours * 3600:
+            return None
+        return entry.read_bytes().decode("utf-8", "surrogatepass")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InfrastructureError(f"the cache of results {entry.parent} cannot be read: {error}") from error
+
+
+def _write(entry: Path, text: str) -> None:
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(prefix=".", dir=entry.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode("utf-8", "surrogatepass"))
+        os.replace(aside, entry)
+    except OSError as error:
+        raise InfrastructureError(f"the cache of results {entry.parent} cannot be written: {error}") from error

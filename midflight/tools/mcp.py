@@ -1,0 +1,289 @@
+"""Tools of MCP servers (modelcontextprotocol.io), started or called as `agent.mcp_servers` says.
+
+Invariant: a server sees of the environment what the package mcp passes to any, and the variables that the recipe names.
+A connection that is lost, or does not answer soon after a time-out, is made anew for the next call.
+
+A server's sessions live in a thread with an event loop of its own, so that they outlast the loop of any one run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from midflight.errors import UserError
+from midflight.tools.base import ErrorKind, InfrastructureError, ToolResult, TransientError, one_line
+from midflight.tools.options import ToolOptions, installed, key_from, to_install
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+ALIVE_SECONDS = 2.0
+"""Within which a server that let a call time out must answer another request; the call does not wait for that."""
+
+
+class McpServer(ToolOptions):
+    """One server; the limits are those of each of its tools."""
+
+    cacheable: ClassVar[bool] = False
+    paths: ClassVar[tuple[str, ...]] = ("cwd",)
+
+    command: tuple[str, ...] = ()
+    """Program and arguments of a server that is started and spoken to over its standard input and output."""
+    cwd: str | None = None
+    """Folder the command runs in, relative to the recipe; null: the current one."""
+    env: tuple[str, ...] = ()
+    """Names of environment variables that the command gets, beside the usual few (PATH, HOME)."""
+    url: str | None = None
+    """Of a server that is called by HTTP. It is the recipe's word: it may be on this machine."""
+    headers: dict[str, str] = {}
+    """HTTP headers, each by the name of the environment variable that holds its value."""
+    tools: tuple[str, ...] | None = None
+    """Only these; null: all that the server has."""
+    start_seconds: float = Field(default=30.0, gt=0)
+    """Time limit of starting the server and listing its tools."""
+    result_characters: int | None = Field(default=20_000, ge=200)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if bool(self.command) == (self.url is not None):
+            raise ValueError("give either command or url")
+        for name, given in (("cwd", self.cwd), ("env", self.env)):
+            if given and self.url is not None:
+                raise ValueError(f"{name} does nothing with url; leave it out")
+        if self.headers and self.url is None:
+            raise ValueError("headers do nothing with command; leave them out")
+        return self
+
+    def missing(self) -> str:
+        if not installed("mcp"):
+            return to_install(["mcp"], "mcp")
+        unset = [variable for variable in (*self.env, *self.headers.values()) if not key_from(variable)]
+        return f"set {', '.join(unset)} in the environment" if unset else ""
+
+
+class McpConnection:
+    """A connection to one server, made anew when it is lost.
+
+    Args:
+        name: what the recipe calls the server.
+    """
+
+    def __init__(self, name: str, options: McpServer) -> None:
+        self.name, self.options = name, options
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"mcp-{name}", daemon=True)
+        self._thread.start()
+        self._keeper: asyncio.Task[None] | None = None
+        self._client: asyncio.Future[Client] | None = None
+        self._checking: asyncio.Task[bool] | None = None
+        atexit.register(self.close)
+
+    def tools(self) -> list[McpTool]:
+        """The server's tools, those that the options name.
+
+        Raises:
+            UserError: it does not start or answer, or lacks a tool that is named.
+        """
+        try:
+            listed = self._submit(self._list()).result()
+        except InfrastructureError as error:
+            raise UserError(f"agent.mcp_servers.{self.name}: {error}") from error
+        found = {str(entry.name): entry for entry in listed}
+        for wanted in self.options.tools or ():
+            if wanted not in found:
+                raise UserError(
+                    f"agent.mcp_servers.{self.name}.tools = {wanted}: the server has no such tool; it has "
+                    f"{', '.join(found) or 'none'}"
+                )
+        names = found if self.options.tools is None else self.options.tools
+        return [McpTool(self, found[name]) for name in names]
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        """Call a tool from any event loop.
+
+        Raises:
+            TransientError: the connection is lost; the next call makes another.
+        """
+        return await asyncio.wrap_future(self._submit(self._call(tool, arguments, seconds)))
+
+    def close(self) -> None:
+        """End the connection and, where it was started here, the server. Safe to call twice."""
+        atexit.unregister(self.close)
+        if not self._thread.is_alive():
+            return
+        self._submit(self._drop()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _submit(self, coroutine: Any) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def _list(self) -> list[Any]:
+        try:
+            async with asyncio.timeout(self.options.start_seconds):
+                client = await self._connected()
+                found, cursor = [], None
+                while True:
+                    page = await client.list_tools(cursor=cursor)
+                    found += page.tools
+                    cursor = page.next_cursor
+                    if cursor is None:
+                        return found
+        except TimeoutError:
+            await self._drop()
+            raise InfrastructureError(f"no answer within {self.options.start_seconds:g} seconds") from None
+        except InfrastructureError:
+            raise
+        except Exception as error:  # the boundary to a server that may do anything
+            raise InfrastructureError(_reason(error)) from error
+
+    async def _call(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        from mcp import MCPError
+
+        try:
+            async with asyncio.timeout(self.options.start_seconds):
+                client = await self._connected()
+        except TimeoutError:
+            await self._drop()
+            raise TransientError(f"MCP server {self.name}: does not start") from None
+        try:
+            async with asyncio.timeout(seconds):
+                result = await client.call_tool(tool, dict(arguments))
+        except TimeoutError:
+            self._checking = asyncio.create_task(self._check(client))
+            return ToolResult(f"{tool} took longer than {seconds:g} seconds", ErrorKind.TOOL_TIMEOUT)
+        except Exception as error:  # the boundary to a server that may do anything
+            alive = await self._check(client)
+            if alive and isinstance(error, MCPError):
+                return ToolResult(_reason(error), ErrorKind.TOOL_ERROR)
+            raise TransientError(f"MCP server {self.name}: {_reason(error)}") from error
+        return ToolResult(_text(result), ErrorKind.TOOL_ERROR if result.is_error else None)
+
+    async def _connected(self) -> Client:
+        """The client, connected at the first need, and known to answer."""
+        if self._checking is not None:
+            await asyncio.wait([self._checking])
+        if self._client is None:
+            self._client = self._loop.create_future()
+            self._keeper = asyncio.create_task(self._keep(self._client))
+        return await asyncio.shield(self._client)
+
+    async def _keep(self, ready: asyncio.Future[Client]) -> None:
+        """Hold one connection open until the task is cancelled: entered and left in one task, as anyio needs it."""
+        try:
+            async with AsyncExitStack() as stack:
+                ready.set_result(await self._open(stack))
+                await asyncio.Event().wait()
+        except Exception as error:  # the boundary to a server that may do anything
+            if not ready.done():
+                ready.set_exception(TransientError(f"MCP server {self.name}: {_reason(error)}"))
+                ready.exception()  # whoever waits gets it; nobody may
+        finally:
+            if self._client is ready:
+                self._client = self._keeper = None
+
+    async def _open(self, stack: AsyncExitStack) -> Client:
+        from mcp import Client, StdioServerParameters, stdio_client
+
+        if self.options.url is None:
+            program, *arguments = self.options.command
+            environment = {name: os.environ[name] for name in self.options.env}
+            parameters = StdioServerParameters(command=program, args=arguments, env=environment, cwd=self.options.cwd)
+            silent = stack.enter_context(open(os.devnull, "w"))  # what it logs would run into our own output
+            return await stack.enter_async_context(Client(stdio_client(parameters, errlog=silent)))
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+
+        headers = {header: key_from(variable) for header, variable in self.options.headers.items()}
+        http = httpx2.AsyncClient(headers=headers, timeout=None, trust_env=False, follow_redirects=False)
+        await stack.enter_async_context(http)
+        return await stack.enter_async_context(Client(streamable_http_client(self.options.url, http_client=http)))
+
+    async def _check(self, client: Client) -> bool:
+        """Whether the connection is alive; one that is not is dropped."""
+        try:
+            async with asyncio.timeout(ALIVE_SECONDS):
+                await client.list_tools(cache_mode="bypass")  # newer versions of the protocol have no ping
+            return True
+        except Exception:  # dead in whatever way: the next call connects anew
+            if self._client is not None and self._client.done() and self._client.result() is client:
+                await self._drop()
+            return False
+
+    async def _drop(self) -> None:
+        keeper = self._keeper
+        if keeper is not None:
+            self._client = self._keeper = None
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+
+
+class McpTool:
+    """One tool of a server, named `server.tool`."""
+
+    def __init__(self, connection: McpConnection, listed: Any) -> None:
+        self._connection, self._tool = connection, str(listed.name)
+        self.name = f"{connection.name}.{listed.name}"
+        self.description = one_line(listed.description or listed.title or self._tool, 1000)
+        self.parameters: dict[str, Any] = {"type": "object", "properties": {}, **listed.input_schema}
+
+    async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        """See `Tool.call`."""
+        return await self._connection.call(self._tool, arguments, seconds)
+
+    def close(self) -> None:
+        """End the connection, which all tools of the server share."""
+        self._connection.close()
+
+
+def connect(name: str, options: McpServer) -> list[McpTool]:
+    """The tools of a server.
+
+    Raises:
+        UserError: it cannot be reached.
+    """
+    missing = options.missing()
+    if not missing and options.cwd is not None and not Path(options.cwd).is_dir():
+        missing = f"cwd = {options.cwd}: no such folder"
+    if missing:
+        raise UserError(f"agent.mcp_servers.{name}: {missing}")
+    connection = McpConnection(name, options)
+    try:
+        return connection.tools()
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _text(result: Any) -> str:
+    """The content of a result as text; what is no text is named."""
+    parts = []
+    for block in result.content:
+        if block.type == "text":
+            parts.append(block.text)
+        elif block.type == "resource" and getattr(block.resource, "text", None) is not None:
+            parts.append(block.resource.text)
+        else:
+            parts.append(f"[{block.type}{f', {block.mime_type}' if getattr(block, 'mime_type', None) else ''}]")
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)
+
+
+def _reason(error: BaseException) -> str:
+    """The first error inside a group, on one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)

@@ -1,0 +1,83 @@
+"""Which hosts a tool may speak to: public ones, checked by the addresses they resolve to.
+
+Invariant: a connection is made to an address that was checked, never to a name that could resolve anew. What is no
+public unicast address is refused in every spelling, since spellings end at the resolver (`0x7f.1`, `2130706433`,
+`0177.0.0.1`, full-width digits) and what an IPv6 address embeds is taken out of it (mapped, NAT64, ISATAP).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from ipaddress import IPv4Address, IPv6Address
+
+from midflight.tools.base import ToolError, TransientError
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+_V4 = tuple(ipaddress.IPv4Network(net) for net in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32"))
+"""Beside what `is_global` leaves out: protocol assignments, the 6to4 relay, a cloud's metadata and wire server."""
+_PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")
+_V6 = tuple(ipaddress.IPv6Network(net) for net in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
+"""Within it: protocol assignments with Teredo, documentation, 6to4."""
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+
+
+class Refused(ToolError):
+    """An address that no tool may speak to."""
+
+
+def is_public(address: str, *, loopback: bool = False) -> bool:
+    """Whether an IP address is public unicast; with `loopback`, for tests, 127.0.0.0/8 and ::1 are as well."""
+    ip = ipaddress.ip_address(address)
+    if isinstance(ip, IPv6Address):
+        inner = _embedded(ip)
+        if inner is not None:
+            return is_public(str(inner), loopback=loopback)
+        if loopback and ip.is_loopback:
+            return True
+        return ip in _PUBLIC_V6 and ip.is_global and not any(ip in network for network in _V6)
+    if loopback and ip.is_loopback:
+        return True
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _V4)
+
+
+def _embedded(ip: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that traffic to `ip` ends at."""
+    if ip.ipv4_mapped is not None:
+        return ip.ipv4_mapped
+    if ip in _NAT64 or (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP:
+        return IPv4Address(int(ip) & 0xFFFFFFFF)
+    return None
+
+
+async def system_resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host, as the system's resolver gives them, each once.
+
+    Raises:
+        OSError: there are none.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def checked_addresses(host: str, port: int, *, loopback: bool, resolve: Resolve = system_resolve) -> list[str]:
+    """The addresses to connect to.
+
+    Raises:
+        Refused: any of them is not public.
+        TransientError: the name cannot be resolved.
+    """
+    try:
+        addresses = await resolve(host, port)
+    except (OSError, UnicodeError) as error:
+        raise TransientError(f"{host}: no such host ({error})", infrastructure=False) from error
+    for address in addresses:
+        if not is_public(address, loopback=loopback):
+            raise Refused(f"{host}: {address} is no public address; only public hosts can be read")
+    if not addresses:
+        raise TransientError(f"{host}: no such host", infrastructure=False)
+    return addresses

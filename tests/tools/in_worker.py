@@ -1,0 +1,50 @@
+"""Functions that tests run in a worker process."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from midflight.tools import InfrastructureError, ToolError, tool
+
+
+def process_id() -> int:
+    return os.getpid()
+
+
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def late(file: str, seconds: float) -> str:
+    Path(file + ".started").write_text("")
+    time.sleep(seconds)
+    Path(file).write_text("still there")
+    return "done"
+
+
+def fails(kind: str) -> None:
+    print("noise on standard output")
+    raise {"tool": ToolError, "service": InfrastructureError, "value": ValueError}[kind]("why")
+
+
+def eats_memory() -> int:
+    return len(bytearray(8 * 2**30))
+
+
+def dies() -> None:
+    os._exit(3)
+
+
+def not_json() -> object:
+    return {1, 2}
+
+
+@tool(process=True)
+def slow_double(number: float, seconds: float = 0.0) -> float:
+    """Twice the number, after a while."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:  # busy, as a hostile input would make it
+        pass
+    return 2 * number

@@ -1,0 +1,187 @@
+"""Limits around a tool: each holds exactly, and a tool without any is left as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midflight.agent import AgentFlow, DirectExecutor, LastResultGenerator, LLMPlanner, Query, RuleVerifier
+from midflight.engines.scripted import ScriptedEngine
+from midflight.tools import (
+    ErrorKind,
+    InfrastructureError,
+    LimitedTool,
+    Scope,
+    ToolOptions,
+    ToolResult,
+    Toolset,
+    TransientError,
+    tool,
+)
+from midflight.tools.limits import shortened
+
+
+class Counting:
+    """Answers with what `answer` gives, and counts."""
+
+    name = "counting"
+    description = "counts"
+    parameters: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+    def __init__(self, answer: Callable[[int], Any]) -> None:
+        self.answer, self.calls, self.seconds = answer, 0, 0.0
+
+    async def call(self, arguments: Any, seconds: float) -> ToolResult:
+        self.calls += 1
+        self.seconds = seconds
+        value = self.answer(self.calls)
+        if isinstance(value, Exception):
+            raise value
+        return value if isinstance(value, ToolResult) else ToolResult(f"{arguments['text']} {value}")
+
+
+def limited(inner: Counting, folder: Path = Path("/nowhere"), **options: Any) -> LimitedTool:
+    return LimitedTool(inner, ToolOptions(**options), folder)
+
+
+def call(made: Any, text: str = "a", seconds: float = 5.0) -> ToolResult:
+    return asyncio.run(made.call({"text": text}, seconds))
+
+
+def test_the_calls_of_one_trajectory_are_counted_and_the_next_starts_anew() -> None:
+    inner = Counting(lambda n: n)
+    answers = ["counting: a", "counting: b", "counting: c", "finish"] * 2
+    flow = AgentFlow(
+        LLMPlanner(ScriptedEngine(answers), format="compact", grammar=False),
+        DirectExecutor(),
+        RuleVerifier(),
+        LastResultGenerator(),
+        Toolset([limited(inner, max_calls=2)]),
+    )
+    for first in (1, 3):
+        trajectory = asyncio.run(flow.run(Query("?")))
+        assert [turn.result.text for turn in trajectory.turns[:2]] == [f"a {first}", f"b {first + 1}"]
+        assert trajectory.turns[2].result == ToolResult(
+            "counting may be called 2 times for one question, and was; use what is known", ErrorKind.CALL_LIMIT
+        )
+    assert inner.calls == 4
+
+
+def test_a_call_that_the_infrastructure_lost_is_not_counted() -> None:
+    inner = Counting(lambda n: InfrastructureError("down") if n == 1 else n)
+
+    async def calls() -> list[str]:
+        async with Scope() as scope:
+            made = limited(inner, max_calls=1).scoped(scope)
+            with pytest.raises(InfrastructureError):
+                await made.call({"text": "a"}, 5.0)
+            return [(await made.call({"text": "a"}, 5.0)).text for _ in range(2)]
+
+    first, second = asyncio.run(calls())
+    assert first == "a 2" and second.startswith("counting may be called 1 times")
+
+
+def test_only_transient_failures_are_tried_again_and_as_often_as_said() -> None:
+    busy = Counting(lambda n: TransientError("busy", retry_after=0.0) if n < 3 else "done")
+    assert call(limited(busy, retries=2)).text == "a done"
+    assert busy.calls == 3
+    with pytest.raises(TransientError, match="busy"):
+        call(limited(Counting(lambda n: TransientError("busy", retry_after=0.0)), retries=1))
+    down = Counting(lambda n: InfrastructureError("down"))
+    with pytest.raises(InfrastructureError, match="down"):
+        call(limited(down, retries=5))
+    assert down.calls == 1
+    failing = Counting(lambda n: ToolResult("no", ErrorKind.TOOL_ERROR))
+    assert call(limited(failing, retries=5)) == ToolResult("no", ErrorKind.TOOL_ERROR)
+    assert failing.calls == 1
+
+
+def test_a_failure_that_stays_is_the_planners_to_read_where_it_can_choose_otherwise() -> None:
+    page = Counting(lambda n: TransientError("503", retry_after=0.0, infrastructure=False))
+    assert call(limited(page, retries=1)) == ToolResult("503", ErrorKind.TOOL_ERROR)
+    assert page.calls == 2
+
+
+def test_a_pause_that_does_not_fit_the_time_limit_is_not_waited_for() -> None:
+    inner = Counting(lambda n: TransientError("busy", retry_after=60))
+    started = time.monotonic()
+    with pytest.raises(TransientError):
+        call(limited(inner, retries=3, seconds=1))
+    assert time.monotonic() - started < 0.5
+    assert inner.calls == 1
+
+
+def test_the_tools_own_seconds_stand_for_the_agents() -> None:
+    inner = Counting(lambda n: n)
+    call(limited(inner, seconds=40), seconds=10)
+    assert 39 < inner.seconds <= 40
+    call(limited(inner, max_calls=1), seconds=10)
+    assert 9 < inner.seconds <= 10
+
+
+def test_the_cache_holds_every_argument_tool_and_option_and_only_what_succeeded(tmp_path: Path) -> None:
+    inner = Counting(lambda n: n)
+    made = limited(inner, tmp_path, cache_hours=1)
+    assert [call(made).text, call(made).text, call(made, "b").text, call(made).text] == ["a 1", "a 1", "b 2", "a 1"]
+    again = limited(Counting(lambda n: "new"), tmp_path, cache_hours=1, retries=2, max_calls=9)
+    assert call(again).text == "a 1"  # limits are no part of the key
+
+    class Own(ToolOptions):
+        depth: int = 1
+
+    deeper = LimitedTool(Counting(lambda n: "deep"), Own(cache_hours=1, depth=2), tmp_path)
+    assert call(deeper).text == "a deep"
+    failing = Counting(lambda n: ToolResult("no", ErrorKind.TOOL_ERROR))
+    for _ in range(2):
+        assert call(limited(failing, tmp_path, cache_hours=1), "c").error is ErrorKind.TOOL_ERROR
+    assert failing.calls == 2
+    for entry in (tmp_path / "results" / "counting").iterdir():
+        import os
+
+        os.utime(entry, (0, time.time() - 3601))
+    assert call(made).text == "a 3"
+
+
+def test_a_long_result_keeps_its_ends_and_the_whole_of_it(tmp_path: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(200))
+    cut = shortened(ToolResult(text, ErrorKind.TOOL_ERROR), 300)
+    assert len(cut.text) <= 300 and cut.error is ErrorKind.TOOL_ERROR and cut.whole == text
+    head, _, tail = cut.text.partition("\n[... ")
+    left_out, _, tail = tail.partition(" characters left out ...]\n")
+    assert text.startswith(head) and text.endswith(tail) and len(head) + int(left_out) + len(tail) == len(text)
+    assert len(head) > len(tail) > 50
+    short = ToolResult("x" * 300)
+    assert shortened(short, 300) is short
+    inner = Counting(lambda n: "x" * 500)
+    made = limited(inner, tmp_path, cache_hours=1, result_characters=200)
+    assert call(made) == call(made)
+    assert call(made).whole == "a " + "x" * 500 and inner.calls == 1
+
+
+def test_the_rate_is_shared_by_all_trajectories() -> None:
+    inner = Counting(lambda n: n)
+    made = limited(inner, calls_per_minute=600)
+
+    async def three() -> float:
+        started = time.monotonic()
+        async with Scope() as scope:
+            await asyncio.gather(*(made.scoped(scope).call({"text": "a"}, 0.05) for _ in range(3)))
+        return time.monotonic() - started
+
+    assert 0.2 <= asyncio.run(three()) < 1.0
+    assert inner.seconds > 0.04  # the wait was not the call's
+
+
+def test_a_limited_tool_looks_like_the_one_inside() -> None:
+    @tool
+    def shout(text: str) -> str:
+        """Say it loudly."""
+        return text.upper()
+
+    made = LimitedTool(shout, ToolOptions(max_calls=1), Path("/nowhere"))
+    assert (made.name, made.description, made.parameters) == ("shout", "Say it loudly.", shout.parameters)
