@@ -1,13 +1,17 @@
-"""From a recipe to a running agent: tools, engines, the four modules, the flow."""
+"""From a recipe to a running agent: tools, engines, the four modules, the flow.
+
+torch is imported where a model is loaded, and nowhere else: an agent on servers alone starts without it.
+"""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from midflight.agent import (
     AgentFlow,
@@ -25,14 +29,18 @@ from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory
 from midflight.config import ModuleConfig, Recipe, RecipeError
 from midflight.engines.base import Engine, Sampling
-from midflight.engines.local import LoadedModel, LocalEngine, ModelError, load
-from midflight.engines.local.models import has_device
+from midflight.engines.http import Ledger
+from midflight.engines.openai import TextEngine
+from midflight.engines.remote import remote_engine
 from midflight.errors import UserError
 from midflight.progress import Progress
 from midflight.store import RunFolder
 from midflight.store.seals import newest_whole
 from midflight.tools import make_toolset
 from midflight.tools.base import Tool, Toolset
+
+if TYPE_CHECKING:
+    from midflight.engines.local import LoadedModel, LocalEngine
 
 
 @contextmanager
@@ -43,12 +51,19 @@ def quiet_peft() -> Iterator[None]:
         yield
 
 
+class Closable(Protocol):
+    """What has workers to end."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Built:
-    """A ready agent. `close` ends its engines' workers."""
+    """A ready agent. `close` ends its engines' workers. `ledger` has what engines on servers used."""
 
     flow: AgentFlow
-    engines: tuple[LocalEngine, ...]
+    engines: tuple[Closable, ...]
+    ledger: Ledger = field(default_factory=Ledger)
 
     def close(self) -> None:
         for engine in self.engines:
@@ -63,8 +78,16 @@ def toolset_of(recipe: Recipe, tools: Sequence[Tool] | None = None) -> Toolset:
     return Toolset([own.get(name) or made[name] for name in recipe.agent.tools])
 
 
-def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine | None, *, training: bool) -> AgentFlow:
-    """The flow of `recipe`: the planner on its engine, all other language models on `frozen`."""
+def assemble(
+    recipe: Recipe,
+    toolset: Toolset,
+    planner: Engine,
+    frozen: Engine | None,
+    *,
+    training: bool,
+    own: Mapping[str, Engine] | None = None,
+) -> AgentFlow:
+    """The flow of `recipe`: the planner on its engine, the other language models on their `own`, else on `frozen`."""
     agent = recipe.agent
     examples = Path(agent.planner.examples).read_text(encoding="utf-8") if agent.planner.examples else ""
     temperature = agent.planner.temperature if training else agent.planner.eval_temperature
@@ -72,9 +95,10 @@ def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine |
     def sampling(module: ModuleConfig) -> Sampling:
         return Sampling(temperature=module.temperature, max_tokens=module.max_tokens)
 
-    def other() -> Engine:
-        assert frozen is not None, "has_frozen_models says that an engine is needed"
-        return frozen
+    def other(module: str) -> Engine:
+        engine = (own or {}).get(module, frozen)
+        assert engine is not None, "has_frozen_models says that an engine is needed"
+        return engine
 
     return AgentFlow(
         LLMPlanner(
@@ -91,16 +115,18 @@ def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine |
                 max_tokens=agent.planner.max_tokens,
             ),
         ),
-        LLMExecutor(other(), sampling(agent.executor)) if agent.executor.kind == "llm" else DirectExecutor(),
-        LLMVerifier(other(), sampling(agent.verifier)) if agent.verifier.kind == "llm" else RuleVerifier(),
-        LLMGenerator(other(), sampling(agent.generator)) if agent.generator.kind == "llm" else LastResultGenerator(),
+        LLMExecutor(other("executor"), sampling(agent.executor)) if agent.executor.kind == "llm" else DirectExecutor(),
+        LLMVerifier(other("verifier"), sampling(agent.verifier)) if agent.verifier.kind == "llm" else RuleVerifier(),
+        LLMGenerator(other("generator"), sampling(agent.generator))
+        if agent.generator.kind == "llm"
+        else LastResultGenerator(),
         toolset,
         max_turns=agent.max_turns,
         max_seconds=agent.max_seconds,
         memory_tokens=agent.memory_tokens,
         tool_seconds=agent.tool_seconds,
         grounded=agent.grounded,
-        analyst=LLMAnalyst(other(), sampling(agent.analyst)) if agent.query_analysis else None,
+        analyst=LLMAnalyst(other("analyst"), sampling(agent.analyst)) if agent.query_analysis else None,
     )
 
 
@@ -128,6 +154,8 @@ def check_prompt_fits(recipe: Recipe, flow: AgentFlow, engine: LocalEngine) -> N
 
 def local_engine(recipe: Recipe, loaded: LoadedModel, around: Callable[[], object] | None = None) -> LocalEngine:
     """An engine on `loaded` with the recipe's settings."""
+    from midflight.engines.local import LocalEngine
+
     model = recipe.model
     try:
         return LocalEngine(
@@ -163,17 +191,62 @@ def build_agent(
         UserError: the model cannot be loaded or the prompt does not fit.
     """
     toolset = toolset_of(recipe, tools)
-    planner_model, base = load_trained(recipe, model or recipe.model.name, (progress or Progress()).note)
-    planner = local_engine(recipe, planner_model)
-    engines = [planner]
-    frozen = None
-    if recipe.agent.has_frozen_models:
-        same = base == planner_model.name
-        frozen = planner if same else local_engine(recipe, load_named(recipe, base))
-        engines += [] if same else [frozen]
-    flow = assemble(recipe, toolset, planner, frozen, training=training)
-    check_prompt_fits(recipe, flow, planner)
-    return Built(flow, tuple(engines))
+    say = (progress or Progress()).note
+    named = engines_of(recipe, say)
+    if recipe.agent.planner.engine is not None:
+        if model is not None and not recipe.agent.has_frozen_models:
+            raise UserError(f"--model {model}: does nothing, as every module names an engine of the recipe")
+        base, local = model or recipe.model.name, None
+    else:
+        planner_model, base = load_trained(recipe, model or recipe.model.name, say)
+        local = local_engine(recipe, planner_model)
+    frozen = local
+    if recipe.agent.has_frozen_models and (local is None or base != local.name):
+        frozen = local_engine(recipe, load_named(recipe, base))
+    planner = named.of.get("planner", local)
+    assert planner is not None, "it has an engine of its own or the recipe's model"
+    flow = assemble(recipe, toolset, planner, frozen, training=training, own=named.of)
+    if local is not None:
+        check_prompt_fits(recipe, flow, local)
+    closing = [engine for engine in (local, frozen) if engine is not None]
+    return Built(flow, (*dict.fromkeys(closing), *named.closing), named.ledger)
+
+
+@dataclass(frozen=True)
+class Named:
+    """The engines that modules name, by module, with what is to be closed behind them."""
+
+    of: Mapping[str, Engine]
+    closing: tuple[Closable, ...]
+    ledger: Ledger
+
+
+def engines_of(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> Named:
+    """What the recipe's `engines` are for each module that names one; modules that share one share its connections.
+
+    Raises:
+        UserError: an environment variable is missing, or a model cannot be loaded.
+    """
+    ledger = Ledger(tokens=recipe.budget.tokens, money=recipe.budget.money)
+    made: dict[str, LocalEngine | TextEngine] = {}
+    closing: list[Closable] = []
+    for name, settings in recipe.engines.items():
+        if settings.provider == "local":
+            say(f"loading {settings.model}")
+            own = recipe.model.model_copy(update={"name": settings.model, "context_length": settings.context_length})
+            other = recipe.model_copy(update={"model": own})
+            loaded = local_engine(other, load_trained(other, settings.model, say)[0])
+            made[name] = loaded
+            closing.append(loaded)
+        else:
+            made[name], closed = remote_engine(name, settings, ledger)
+            closing += closed
+    of: dict[str, Engine] = {}
+    for module, configured in recipe.agent.language_models.items():
+        if configured.engine is not None:
+            engine = made[configured.engine]
+            of[module] = engine.for_module(module) if isinstance(engine, TextEngine) else engine
+    return Named(of, tuple(closing), ledger)
 
 
 def load_named(recipe: Recipe, name: str) -> LoadedModel:
@@ -182,6 +255,9 @@ def load_named(recipe: Recipe, name: str) -> LoadedModel:
     Raises:
         UserError: it cannot be loaded, or this machine has no such device.
     """
+    from midflight.engines.local import load
+    from midflight.engines.local.models import has_device
+
     device = recipe.model.device
     if not has_device(device):
         raise UserError(f"model.device = {device}: torch finds none on this machine; set model.device=auto")
@@ -206,6 +282,8 @@ def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple
     loaded, root = load_trained(recipe, base, say)
     with quiet_peft():
         merged = PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
+    from midflight.engines.local import LoadedModel
+
     return LoadedModel(str(folder), merged.eval().requires_grad_(False), loaded.tokenizer, loaded.device), root
 
 
@@ -217,6 +295,8 @@ def trained_folder(run: Path, say: Callable[[str], None]) -> Path:
     """
     newest = newest_whole(RunFolder(run).checkpoints, say)
     if newest is None:
+        from midflight.engines.local import ModelError
+
         raise ModelError(f"--model {run}: the run has no checkpoint yet; let it train, or name another model")
     return newest
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from midflight.agent.examples import worked_examples
 from midflight.config import ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
+from midflight.engine_rules import check_engines
 from midflight.tasks import load_tasks
 from midflight.tasks.atlas import KINDS
 from midflight.tools import BUILTIN
@@ -46,6 +47,10 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     _check_model(recipe)
     _check_tools(recipe, own_tools)
     _check_modules(recipe)
+    check_engines(recipe, training=training)
+    for name, engine in recipe.engines.items():
+        if engine.provider == "local":
+            check_model_name(engine.model, f"engines.{name}.model = {engine.model}")
     _check_budget(recipe)
     if training:
         _check_training(recipe)
@@ -126,7 +131,7 @@ def _check_modules(recipe: Recipe) -> None:
         ("generator", agent.generator, agent.generator.kind),
     )
     for name, module, kind in modules:
-        unused = sorted(module.model_fields_set & {"temperature", "max_tokens"})
+        unused = sorted(module.model_fields_set & {"engine", "temperature", "max_tokens"})
         # A resolved recipe spells every default out; only a value that differs asks for something.
         unused = [field for field in unused if getattr(module, field) != type(module).model_fields[field].default]
         if kind != "llm" and unused:
@@ -171,17 +176,18 @@ def _check_modules(recipe: Recipe) -> None:
 
 
 def _check_budget(recipe: Recipe) -> None:
-    agent, room = recipe.agent, recipe.model.context_length
-    modules: list[tuple[str, int]] = [("planner", agent.planner.max_tokens)]
-    modules += [("executor", agent.executor.max_tokens)] if agent.executor.kind == "llm" else []
-    modules += [("verifier", agent.verifier.max_tokens)] if agent.verifier.kind == "llm" else []
-    modules += [("generator", agent.generator.max_tokens)] if agent.generator.kind == "llm" else []
-    for name, tokens in modules:
-        need = agent.memory_tokens + tokens
+    agent = recipe.agent
+    for name, module in agent.language_models.items():
+        if name == "analyst":  # it comes before there is a memory
+            continue
+        room, key = recipe.model.context_length, "model.context_length"
+        if module.engine is not None:
+            room, key = recipe.engines[module.engine].context_length, f"engines.{module.engine}.context_length"
+        need = agent.memory_tokens + module.max_tokens
         if need >= room:
             raise RecipeError(
-                f"model.context_length = {room}: agent.memory_tokens ({agent.memory_tokens}) and "
-                f"agent.{name}.max_tokens ({tokens}) leave no room for the prompt; set model.context_length "
+                f"{key} = {room}: agent.memory_tokens ({agent.memory_tokens}) and "
+                f"agent.{name}.max_tokens ({module.max_tokens}) leave no room for the prompt; set {key} "
                 f"above {need} or lower agent.memory_tokens"
             )
 

@@ -272,7 +272,13 @@ def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
             raise RecipeError(f"{path} = {show(value)}: unknown key; {hint}")
         kinds = _members(field.annotation)
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-        if isinstance(value, Mapping) and section is not None:
+        named = named_section(field.annotation)
+        if named is not None and isinstance(value, Mapping):
+            for name, inner in value.items():
+                if not isinstance(inner, Mapping):
+                    raise RecipeError(f"{path}.{name} = {show(inner)}: must be a section of key: value pairs")
+                _walk(inner, named, f"{path}.{name}.")
+        elif isinstance(value, Mapping) and section is not None:
             _walk(value, section, f"{path}.")
         elif isinstance(value, Mapping) and value:
             below = next(iter(value))
@@ -283,6 +289,14 @@ def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
             raise RecipeError(f"{path} = {show(value)}: must be a number")
         if isinstance(value, float) and not math.isfinite(value):
             raise RecipeError(f"{path} = {show(value)}: must be a finite number")
+
+
+def named_section(annotation: Any) -> type[BaseModel] | None:
+    """The section of a field that holds any number of them by name."""
+    if typing.get_origin(annotation) is not dict:
+        return None
+    kind = typing.get_args(annotation)[1]
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -311,6 +325,9 @@ def _paths(model: type[BaseModel], prefix: str) -> list[str]:
     found: list[str] = []
     for name, field in model.model_fields.items():
         found.append(prefix + name)
+        named = named_section(field.annotation)
+        if named is not None:
+            found += _paths(named, f"{prefix}{name}.NAME.")
         for kind in _members(field.annotation):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 found += _paths(kind, f"{prefix}{name}.")

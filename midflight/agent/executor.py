@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from midflight.agent.prompting import cut_middle, fenced, one_line, template
 from midflight.agent.types import Action
-from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling
+from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.tools.base import ErrorKind, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class DirectExecutor:
 
 @dataclass(frozen=True)
 class LLMExecutor:
-    """A language model that writes the arguments as one JSON object, held to the tool's schema by a grammar."""
+    """A language model that writes the arguments as one JSON object, held to the tool's schema where its engine can."""
 
     engine: Engine
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
@@ -83,8 +83,15 @@ class LLMExecutor:
         system = sections["system"].substitute(name=tool.name, description=one_line(tool.description), schema=schema)
         asked = f"Sub-goal: {one_line(action.sub_goal)}\nContext:\n{fenced(action.context)}\n"
         messages = (Message("system", (system + "\n",)), Message("user", (asked, sections["tail"].substitute())))
-        grammar = f"start: %json {schema}\n" if self.grammar else None
-        generation = await self.engine.generate(GenerateRequest(messages, replace(self.sampling, seed=seed), grammar))
+        structure = structure_of(self.engine) if self.grammar else "text"
+        generation = await self.engine.generate(
+            GenerateRequest(
+                messages,
+                replace(self.sampling, seed=seed),
+                grammar=f"start: %json {schema}\n" if structure == "grammar" else None,
+                json_schema=schema if structure == "json" else None,
+            )
+        )
         try:
             arguments = _parse_object(generation)
         except ValueError as error:

@@ -12,7 +12,7 @@ from typing import Protocol
 from midflight.agent.memory import Memory
 from midflight.agent.prompting import query_part, request_seed, template
 from midflight.agent.types import Answer, Claim, Query
-from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling
+from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.tools.base import FINISH
 
 __all__ = ["GENERATOR_GRAMMAR", "Generated", "Generator", "LLMGenerator", "LastResultGenerator", "parse_answer"]
@@ -79,7 +79,7 @@ class LLMGenerator:
             Message("user", (query_part(query.text, analysis), *turns, sections["tail"].substitute())),
         )
         sampling = replace(self.sampling, seed=request_seed(query.seed, "generator", memory.next_index))
-        grammar = GENERATOR_GRAMMAR if self.grammar else None
+        grammar = GENERATOR_GRAMMAR if self.grammar and structure_of(self.engine) == "grammar" else None
         generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar))
         return Generated(parse_answer(generation.text, turns=len(memory.turns)), generation)
 

@@ -15,7 +15,7 @@ from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory, Style
 from midflight.agent.prompting import one_line, query_part, request_seed, template
 from midflight.agent.types import Action, Query
-from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling
+from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
 
 if TYPE_CHECKING:
     from midflight.tools.base import Tool, Toolset
@@ -91,10 +91,11 @@ class LLMPlanner:
             PromptTooLong: the memory exceeds its budget.
         """
         sampling = replace(self.sampling, seed=request_seed(query.seed, "planner", memory.next_index))
-        if self.format == "compact" and not self.grammar:
+        held = self.grammar and structure_of(self.engine) == "grammar"
+        if self.format == "compact" and not held:
             sampling = replace(sampling, stop=(*sampling.stop, "\n"))
         question = one_line(query.text) if self.grounded else None
-        grammar = planner_grammar(toolset, self.format, question, memory.turns) if self.grammar else None
+        grammar = planner_grammar(toolset, self.format, question, memory.turns) if held else None
         return GenerateRequest(self.messages(query, toolset, memory, turns_left, analysis), sampling, grammar)
 
     def messages(

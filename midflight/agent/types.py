@@ -46,6 +46,13 @@ class StopReason(StrEnum):
     """The caller cancelled the run."""
     INFRASTRUCTURE = "infrastructure"
     """An engine, judge or sandbox failed after retries. Left out of the group and counted; never a reward of 0."""
+    BUDGET = "budget"
+    """The run's budget of tokens or money was spent before the trajectory ended. Likewise left out and counted."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it ended by what is not the agent's doing: nothing was earned, so nothing is scored."""
+        return self in (StopReason.CANCELLED, StopReason.INFRASTRUCTURE, StopReason.BUDGET)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 from midflight.agent.memory import Memory, render_turn
 from midflight.agent.prompting import query_part, request_seed, template
 from midflight.agent.types import Action, Query, Verdict
-from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling
+from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.tools.base import ToolResult
 
 __all__ = ["LLMVerifier", "RuleVerifier", "VERIFIER_GRAMMAR", "Verification", "Verifier"]
@@ -88,7 +88,7 @@ class LLMVerifier:
             Message("user", (query_part(query.text, analysis), *turns, latest, sections["tail"].substitute())),
         )
         sampling = replace(self.sampling, seed=request_seed(query.seed, "verifier", memory.next_index))
-        grammar = VERIFIER_GRAMMAR if self.grammar else None
+        grammar = VERIFIER_GRAMMAR if self.grammar and structure_of(self.engine) == "grammar" else None
         generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar))
         match = _VERDICT.fullmatch(generation.text)
         if match is None:

@@ -121,6 +121,8 @@ def render_trajectory(trajectory: Trajectory, task: Task | None = None, reward: 
 def _judged(trajectory: Trajectory, reward: float) -> str:
     if trajectory.stop_reason is StopReason.INFRASTRUCTURE:
         return "not answered: infrastructure failure, counted wrong"
+    if trajectory.stop_reason.lost:
+        return f"not answered: {trajectory.stop_reason}, counted wrong"
     word = "right" if reward >= RIGHT else "wrong" if reward <= 0.0 else "partly right"
     return f"{word} (reward {reward:g})"
 
