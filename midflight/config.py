@@ -203,6 +203,9 @@ class TrainingConfig(Section):
     """Questions a step; each is one group of trajectories."""
     group_size: int = Field(default=8, ge=2)
     """Trajectories a query; 1 has no advantage."""
+    rollout_seconds: float | None = Field(default=None, gt=0)
+    """Of one step: trajectories that still run then are cancelled, left out of their groups and counted as
+    `stragglers`, and the step goes on with the others. Null waits for all, each within `agent.max_seconds`."""
     learning_rate: float = Field(default=1e-6, gt=0)
     """Of AdamW, after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)

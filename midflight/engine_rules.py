@@ -124,6 +124,10 @@ def _check_planner(recipe: Recipe, training: bool) -> None:
             "without them nothing can train; set agent.planner.engine=null, or give it a vllm engine (midflight solve "
             "and eval take it as it is)"
         )
+    if recipe.model.lora is None:
+        raise RecipeError(
+            f"{key}: a server takes new weights as an adapter, and model.lora = null trains all weights; set model.lora"
+        )
     if planner.top_p < 1 or planner.top_k:
         raise RecipeError(
             f"{key}: a server does not say which tokens top_p and top_k left, which the trainer has to know; set "

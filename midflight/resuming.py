@@ -129,6 +129,7 @@ def first_change(old: Recipe, new: Recipe) -> tuple[str, Any, Any] | None:
     None where all are the same.
     """
     before, after = resolved(old), resolved(new)
+    before["budget"] = after["budget"]  # what a run may cost changes nothing in it
     for key in PATH_KEYS:
         (_, was), (section, now) = path_at(before, key), path_at(after, key)
         if section is not None and was is not None and now is not None and _same_content(was, now):

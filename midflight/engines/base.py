@@ -79,13 +79,15 @@ def structure_of(engine: Engine) -> Structure:
 class GenerateRequest:
     """One request: messages, sampling settings, and optionally what the text must obey, one of the two.
 
-    `grammar` is in Lark (llguidance); `json_schema` is a schema as JSON text. See `structure_of`.
+    `grammar` is in Lark (llguidance); `json_schema` is a schema as JSON text. See `structure_of`. `prompt_ids` stand in
+    place of messages, for engines that have token ids.
     """
 
     messages: tuple[Message, ...]
     sampling: Sampling = field(default_factory=Sampling)
     grammar: str | None = None
     json_schema: str | None = None
+    prompt_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

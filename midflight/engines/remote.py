@@ -58,6 +58,11 @@ def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[Te
         return engine, closing
     assert settings.base_url is not None, "engine_rules lets no server without an address through"
     client = Client(settings.base_url, patience, key=key)
+    if settings.provider == "vllm":
+        from midflight.engines.vllm import VllmEngine, load_tokenizer  # tokenizer and grammars come with torch
+
+        tokenizer = load_tokenizer(settings.tokenizer or settings.model, name)
+        return VllmEngine(name, client, endpoint, tokenizer, ledger=ledger, prices=prices), closing
     return OpenAIEngine(name, client, endpoint, ledger=ledger, prices=prices, cache=cache), closing
 
 

@@ -42,15 +42,17 @@ async def collect(
     score: Score,
     seed: int,
     on_done: Callable[[Task, int, Trajectory, float | None], None] | None = None,
+    cancel: asyncio.Event | None = None,
 ) -> list[Group]:
     """Run `group_size` trajectories of each task, all concurrently, and score them.
 
-    `on_done` sees each trajectory as it ends: task, member, trajectory, reward.
+    `on_done` sees each trajectory as it ends: task, member, trajectory, reward. Setting `cancel` ends those that still
+    run: they are CANCELLED and have no reward.
     """
 
     async def one(index: int, task: Task, member: int) -> tuple[Trajectory, float | None]:
         query = Query(text=task.question, id=task.id, seed=derive(seed, index, task.id, member))
-        trajectory = await flow.run(query)
+        trajectory = await flow.run(query, cancel=cancel)
         reward = None
         if not trajectory.stop_reason.lost:
             reward = score(task, trajectory.answer.text if trajectory.answer else None)

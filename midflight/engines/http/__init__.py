@@ -1,7 +1,7 @@
 """Asking a model server: connections, limits and retries, what was spent, answers that are known already."""
 
 from midflight.engines.http.cache import ResponseCache
-from midflight.engines.http.client import Client, Malformed, PromptRefused
+from midflight.engines.http.client import Client, Malformed, NotThere, PromptRefused
 from midflight.engines.http.patience import Limits, Patience, Transient
 from midflight.engines.http.usage import Ledger, Prices, Usage
 
@@ -10,6 +10,7 @@ __all__ = [
     "Ledger",
     "Limits",
     "Malformed",
+    "NotThere",
     "Patience",
     "Prices",
     "PromptRefused",

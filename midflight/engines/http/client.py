@@ -34,6 +34,10 @@ class PromptRefused(EngineGaveUp):
     """The server refuses the request as it is: a 400 or 413."""
 
 
+class NotThere(EngineGaveUp):
+    """The server has no such path, model or adapter: a 404 or 405."""
+
+
 class Client:
     """One server. `key` is sent as a bearer token."""
 
@@ -75,18 +79,35 @@ class Client:
         return await self.patience.run(attempt, tokens, before)
 
     async def _attempt(self, method: str, path: str, data: bytes, read: Callable[[Any], T]) -> T:
-        try:
-            reply = await self._pool.ask(method, path, self._headers, data)
-        except (WireError, OSError) as error:
-            raise Transient(self.hide(f"{self.base_url}: {error}")) from None
-        if reply.status != 200:
-            self._refused(reply)
+        reply = await self._reply(method, path, data)
         try:
             return read(json.loads(self._without_key(reply.body)))
         except Malformed as error:
             raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
         except ValueError:
             raise Transient(f"{self.base_url}: the answer is not JSON ({len(reply.body)} bytes)") from None
+
+    async def tell(self, path: str, body: Any) -> str:
+        """Ask for something to be done; what the server says to it, on one line.
+
+        Raises: as `ask`.
+        """
+        data = b"" if body is None else json.dumps(body).encode()
+
+        async def attempt() -> str:
+            reply = await self._reply("POST", path, data)
+            return self.hide(" ".join(reply.body.decode("utf-8", "replace").split()))
+
+        return await self.patience.run(attempt)
+
+    async def _reply(self, method: str, path: str, data: bytes) -> Reply:
+        try:
+            reply = await self._pool.ask(method, path, self._headers, data)
+        except (WireError, OSError) as error:
+            raise Transient(self.hide(f"{self.base_url}: {error}")) from None
+        if reply.status != 200:
+            self._refused(reply)
+        return reply
 
     def _without_key(self, body: bytes) -> bytes:
         if self._key is None or self._key.encode() not in body:
@@ -103,6 +124,8 @@ class Client:
             raise PromptRefused(message)
         if reply.status in (401, 403):
             message += "; check key_variable and what its key may do"
+        if reply.status in (404, 405):
+            raise NotThere(message)
         raise EngineGaveUp(message)
 
 
