@@ -27,7 +27,7 @@ from midflight.agent import (
 )
 from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory
-from midflight.config import ModuleConfig, Recipe, RecipeError
+from midflight.config import ModuleConfig, PlannerConfig, Recipe, RecipeError
 from midflight.engines.base import Engine, Sampling
 from midflight.engines.http import Ledger
 from midflight.engines.openai import TextEngine
@@ -92,6 +92,9 @@ def assemble(
     examples = Path(agent.planner.examples).read_text(encoding="utf-8") if agent.planner.examples else ""
     temperature = agent.planner.temperature if training else agent.planner.eval_temperature
 
+    def prompt(module: PlannerConfig | ModuleConfig) -> str:
+        return Path(module.prompt).read_text(encoding="utf-8") if module.prompt else ""
+
     def sampling(module: ModuleConfig) -> Sampling:
         return Sampling(temperature=module.temperature, max_tokens=module.max_tokens)
 
@@ -114,10 +117,15 @@ def assemble(
                 top_k=agent.planner.top_k,
                 max_tokens=agent.planner.max_tokens,
             ),
+            prompt=prompt(agent.planner),
         ),
-        LLMExecutor(other("executor"), sampling(agent.executor)) if agent.executor.kind == "llm" else DirectExecutor(),
-        LLMVerifier(other("verifier"), sampling(agent.verifier)) if agent.verifier.kind == "llm" else RuleVerifier(),
-        LLMGenerator(other("generator"), sampling(agent.generator))
+        LLMExecutor(other("executor"), sampling(agent.executor), prompt=prompt(agent.executor))
+        if agent.executor.kind == "llm"
+        else DirectExecutor(),
+        LLMVerifier(other("verifier"), sampling(agent.verifier), prompt=prompt(agent.verifier))
+        if agent.verifier.kind == "llm"
+        else RuleVerifier(),
+        LLMGenerator(other("generator"), sampling(agent.generator), prompt=prompt(agent.generator))
         if agent.generator.kind == "llm"
         else LastResultGenerator(),
         toolset,
@@ -126,7 +134,9 @@ def assemble(
         memory_tokens=agent.memory_tokens,
         tool_seconds=agent.tool_seconds,
         grounded=agent.grounded,
-        analyst=LLMAnalyst(other("analyst"), sampling(agent.analyst)) if agent.query_analysis else None,
+        analyst=LLMAnalyst(other("analyst"), sampling(agent.analyst), prompt(agent.analyst))
+        if agent.query_analysis
+        else None,
     )
 
 

@@ -59,6 +59,8 @@ class PlannerConfig(Section):
     """Show only so many of the examples, those whose questions are most like the one asked; null shows all."""
     grammar: bool = True
     """Hold the planner's text to the action format."""
+    prompt: str | None = None
+    """Text file in place of the built-in template of the format (docs/engines.md); relative to the recipe."""
     temperature: float = Field(default=1.0, gt=0)
     """In training rollouts."""
     eval_temperature: float = Field(default=0.0, ge=0)
@@ -75,6 +77,9 @@ class ModuleConfig(Section):
     engine: str | None = None
     """A name from `engines`; null: the recipe's `model`, as it was before training. Used where the module is a language
     model."""
+    prompt: str | None = None
+    """Text file in place of the built-in template (docs/engines.md); relative to the recipe. Used where the module is a
+    language model."""
     temperature: float = Field(default=0.0, ge=0)
     """0 is greedy. Used where the module is a language model."""
     max_tokens: int = Field(default=96, ge=1)

@@ -27,7 +27,12 @@ from midflight.recipe_rules import check, is_task_file
 from midflight.store.folder import RunFolder
 from midflight.store.seals import newest_whole
 
-PATH_KEYS = (("agent", "planner", "examples"), ("train_tasks", "family"), ("eval_tasks", "family"))
+PATH_KEYS = (
+    ("agent", "planner", "examples"),
+    *(("agent", module, "prompt") for module in ("planner", "executor", "verifier", "generator", "analyst")),
+    ("train_tasks", "family"),
+    ("eval_tasks", "family"),
+)
 """Keys whose value may be a path."""
 
 COMMON_NAMES = {
@@ -237,7 +242,7 @@ def path_at(data: dict[str, Any], key: tuple[str, ...]) -> tuple[dict[str, Any] 
     if not isinstance(section, dict):
         return None, None
     value = section.get(key[-1])
-    is_path = isinstance(value, str) and (key[-1] == "examples" or is_task_file(value))
+    is_path = isinstance(value, str) and (key[-1] in ("examples", "prompt") or is_task_file(value))
     return section, value if is_path else None
 
 

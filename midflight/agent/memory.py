@@ -15,7 +15,7 @@ from midflight.agent.prompting import cut_middle, fenced, one_line
 from midflight.agent.types import Action, ToolCall, ToolResult, Turn, Verdict
 from midflight.engines.base import PromptTooLong
 
-__all__ = ["Memory", "Style", "render_turn"]
+__all__ = ["Memory", "Style", "render_turn", "verdict_text"]
 
 Style = Literal["compact", "full"]
 CountTokens = Callable[[str], int]
@@ -141,7 +141,7 @@ def render_turn(
             lines.append(f"Arguments: {fit(json.dumps(dict(call.arguments), ensure_ascii=True, sort_keys=True))}")
     lines += [f"Error ({result.error}):" if result.error else "Result:", fenced(text)]
     if verdict is not None:
-        lines.append(f"Verdict: {'stop' if verdict.stop else 'continue'} {one_line(verdict.reason)}".rstrip())
+        lines.append(f"Verdict: {'stop' if verdict.stop else 'continue'} {verdict_text(verdict)}".rstrip())
     return "\n".join(lines) + "\n\n"
 
 
@@ -151,8 +151,16 @@ def _compact(index: int, said: str, text: str, result: ToolResult, verdict: Verd
         line += f"\nError: {result.error}: {one_line(text)}"
     elif text:
         line += f"\nResult: {one_line(text)}"
-    reason = one_line(verdict.reason) if verdict is not None else ""
+    reason = verdict_text(verdict) if verdict is not None else ""
     return f"{line}\n" + (f"Verdict: {reason}\n" if reason else "")
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """What a verdict says beside stop or continue, on one line; empty where nobody judged."""
+    said = [] if verdict.valid is not False else ["the result is invalid"]
+    said += [f"contradiction: {one_line(one)}" for one in verdict.contradictions]
+    said += [one_line(verdict.reason)] if verdict.reason.strip() else []
+    return "; ".join(said)
 
 
 def _call_line(tool: str, context: str) -> str:

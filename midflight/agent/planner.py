@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from midflight.agent.actions import parse_action, planner_grammar
+from midflight.agent.actions import action_schema, parse_action, parse_json_action, planner_grammar
 from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory, Style
 from midflight.agent.prompting import one_line, query_part, request_seed, template
@@ -75,11 +75,12 @@ class LLMPlanner:
     grammar: bool = True
     grounded: bool = False
     sampling: Sampling = field(default_factory=Sampling)
+    prompt: str = ""
 
     async def plan(self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str) -> Plan:
         """See `Planner.plan`."""
         generation = await self.engine.generate(self.request(query, toolset, memory, turns_left, analysis))
-        action, problem = parse_action(generation, self.format)
+        action, problem = parse_json_action(generation) if self._json else parse_action(generation, self.format)
         return Plan(generation, action, problem)
 
     def request(
@@ -96,7 +97,13 @@ class LLMPlanner:
             sampling = replace(sampling, stop=(*sampling.stop, "\n"))
         question = one_line(query.text) if self.grounded else None
         grammar = planner_grammar(toolset, self.format, question, memory.turns) if held else None
-        return GenerateRequest(self.messages(query, toolset, memory, turns_left, analysis), sampling, grammar)
+        schema = action_schema(toolset) if self._json else None
+        return GenerateRequest(self.messages(query, toolset, memory, turns_left, analysis), sampling, grammar, schema)
+
+    @property
+    def _json(self) -> bool:
+        """The action is written as JSON: the engine holds texts to schemas, and there is one for the full format."""
+        return self.grammar and self.format == "full" and structure_of(self.engine) == "json"
 
     def messages(
         self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str
@@ -105,11 +112,12 @@ class LLMPlanner:
 
         System: instructions and tools, then examples. User: query and analysis, one part a turn, then the call to act.
         """
-        sections = template(f"planner_{self.format}")
+        sections = template(f"planner_{self.format}", self.prompt)
         compact = self.format == "compact"
         tools = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
         references = sections["references"].substitute() + "\n" if self.grounded else ""
-        instructions = sections["system"].substitute(tools=tools, references=references) + "\n"
+        format = "" if compact else sections["json" if self._json else "format"].substitute()
+        instructions = sections["system"].substitute(tools=tools, references=references, format=format) + "\n"
         shown = self.examples
         if self.nearest_examples is not None:
             shown = worked_examples(shown).nearest(query.text, self.nearest_examples)
@@ -130,10 +138,11 @@ class LLMAnalyst:
 
     engine: Engine
     sampling: Sampling = field(default_factory=Sampling)
+    prompt: str = ""
 
     async def analyse(self, query: Query, toolset: Toolset) -> str:
         """See `Analyst.analyse`."""
-        sections = template("analyst")
+        sections = template("analyst", self.prompt)
         tools = "\n".join(_full_tool(tool) for tool in toolset)
         messages = (
             Message("system", (sections["system"].substitute(tools=tools) + "\n",)),

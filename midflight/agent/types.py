@@ -75,10 +75,17 @@ class Action:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verifier's word on a turn: `stop` ends the loop; `reason` is shown to the planner when not empty."""
+    """The verifier's word on a turn: `stop` ends the loop; the rest is shown to the planner where there is something.
+
+    `valid` is the latest result, `sufficient` the memory; None: nobody judged. `contradictions` between results keep
+    the loop going.
+    """
 
     stop: bool
     reason: str = ""
+    valid: bool | None = None
+    sufficient: bool | None = None
+    contradictions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,10 +108,16 @@ class Turn:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the answer and the turns that support it (empty: unsupported)."""
+    """A statement of the answer, the turns that support it, and the sources that their results name."""
 
     text: str
     turns: tuple[int, ...]
+    sources: tuple[str, ...] = ()
+
+    @property
+    def supported(self) -> bool:
+        """Whether it names a turn."""
+        return bool(self.turns)
 
 
 @dataclass(frozen=True)

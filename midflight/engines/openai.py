@@ -163,7 +163,7 @@ class TextEngine:
             if self.structure == "grammar":
                 body["structured_outputs"] = {"json": schema}
             else:
-                wanted = {"name": "answer", "strict": True, "schema": schema}
+                wanted = {"name": "answer", "strict": _is_strict(schema), "schema": schema}
                 body["response_format"] = {"type": "json_schema", "json_schema": wanted}
         return body
 
@@ -233,6 +233,19 @@ def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:
     if isinstance(reason, str):
         raise EngineGaveUp(f"the server ended the answer for the reason {reason[:40]!r}")
     raise Malformed("no finish_reason in its choice")
+
+
+def _is_strict(schema: Any) -> bool:
+    """Whether every object in a schema has all its properties and no others, which is what OpenAI holds texts to."""
+    if isinstance(schema, list):
+        return all(map(_is_strict, schema))
+    if not isinstance(schema, Mapping):
+        return True
+    properties = schema.get("properties")
+    if schema.get("type") == "object" or properties is not None:
+        if schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(properties or ()):
+            return False
+    return all(map(_is_strict, schema.values()))
 
 
 def _whole(value: object, otherwise: int) -> int:

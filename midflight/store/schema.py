@@ -1,11 +1,12 @@
 """The tables of a store. A change here raises SCHEMA_VERSION; an older program then refuses the file in one line.
 
-Version 2 added `supports`. A change may only add tables: opening an older file makes those it lacks.
+Version 2 added `supports`, version 3 `judgements`. A change may only add tables: opening an older file makes those it
+lacks.
 """
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # Shared by `turns` (the planner's) and `other_generations`; `rows.generation_row` writes it in this order.
 _GENERATION = """
@@ -82,6 +83,15 @@ CREATE TABLE IF NOT EXISTS supports (
     trajectory_id INTEGER NOT NULL,
     position INTEGER NOT NULL,
     sets BLOB NOT NULL,
+    PRIMARY KEY (trajectory_id, position),
+    FOREIGN KEY (trajectory_id, position) REFERENCES turns(trajectory_id, position) ON DELETE CASCADE
+);
+CREATE TABLE IF NOT EXISTS judgements (
+    trajectory_id INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    valid INTEGER,
+    sufficient INTEGER,
+    contradictions TEXT NOT NULL,
     PRIMARY KEY (trajectory_id, position),
     FOREIGN KEY (trajectory_id, position) REFERENCES turns(trajectory_id, position) ON DELETE CASCADE
 );

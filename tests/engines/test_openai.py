@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ async def test_completions_continue_plain_text() -> None:
 async def test_what_holds_a_text_is_asked_for_where_the_server_has_it() -> None:
     grammar = GenerateRequest(ASKED.messages, ASKED.sampling, grammar='start: "x"')
     schema = GenerateRequest(ASKED.messages, ASKED.sampling, json_schema='{"type": "object"}')
+    strict = replace(schema, json_schema='{"type": "object", "properties": {}, "additionalProperties": false}')
     async with served(ok(chat())) as server:
         for structured, structure in (("none", "text"), ("json_schema", "json"), ("grammar", "grammar")):
             assert structure_of(engine(server, structured=structured)) == structure
@@ -86,8 +88,10 @@ async def test_what_holds_a_text_is_asked_for_where_the_server_has_it() -> None:
         await engine(server, structured="grammar").generate(grammar)
         await engine(server, structured="grammar").generate(schema)
         await engine(server, structured="json_schema").generate(schema)
-        wanted = {"name": "answer", "strict": True, "schema": {"type": "object"}}
-        assert [body.get("structured_outputs") or body["response_format"] for body in server.bodies] == [
+        await engine(server, structured="json_schema").generate(strict)
+        wanted = {"name": "answer", "strict": False, "schema": {"type": "object"}}
+        assert server.bodies[-1]["response_format"]["json_schema"]["strict"] is True
+        assert [body.get("structured_outputs") or body["response_format"] for body in server.bodies[:-1]] == [
             {"grammar": 'start: "x"'},
             {"json": {"type": "object"}},
             {"type": "json_schema", "json_schema": wanted},

@@ -227,18 +227,23 @@ def test_the_supports_of_truncated_draws_come_back_and_a_file_of_the_first_versi
         store.add_trajectories(old, [new(1)])
     with sqlite3.connect(path) as connection:  # as version 1 left it
         connection.execute("DROP TABLE supports")
+        connection.execute("DROP TABLE judgements")
+        connection.execute('UPDATE trajectories SET claims = \'[["The capital is Accra",[1,2]],["unsupported",[]]]\'')
         connection.execute("PRAGMA user_version = 1")
     cut = replace(FULL.turns[0].generation, supports=((3, 70_000), (), (5,)))
-    turn = replace(FULL.turns[0], generation=cut)
+    judged = Verdict(True, "enough", valid=False, sufficient=True, contradictions=("turn 1 and 2 \ud800",))
+    turn = replace(FULL.turns[0], generation=cut, verdict=judged)
+    assert FULL.answer is not None
+    sourced = replace(FULL.answer, claims=(Claim("c", (1,), ("https://x",)),))
     with Store(path) as store:
-        store.add_trajectories(old, [new(2, trajectory=replace(FULL, turns=(turn,)))])
+        store.add_trajectories(old, [new(2, trajectory=replace(FULL, turns=(turn,), answer=sourced))])
         first, second = store.trajectories(old)
         assert store.drop_steps_from(old, 2) == 1
     assert first.trajectory == FULL
-    assert second.trajectory.turns == (turn,)
-    assert count(path, "supports") == 0
+    assert second.trajectory.turns == (turn,) and second.trajectory.answer == sourced
+    assert count(path, "supports") == count(path, "judgements") == 0
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
 
 
 def test_a_store_of_a_later_version_is_refused_in_one_line_and_left_alone(tmp_path: Path) -> None:
@@ -250,7 +255,7 @@ def test_a_store_of_a_later_version_is_refused_in_one_line_and_left_alone(tmp_pa
     with pytest.raises(StoreError) as caught:
         Store(path)
     assert str(caught.value) == (
-        f"{path}: written with store schema 99, this Midflight reads up to 2; "
+        f"{path}: written with store schema 99, this Midflight reads up to 3; "
         "upgrade midflight or use another run folder"
     )
     assert path.read_bytes() == before
