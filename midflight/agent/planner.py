@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
 from midflight.agent.actions import action_schema, parse_action, parse_json_action, planner_grammar
 from midflight.agent.examples import worked_examples
@@ -114,7 +115,7 @@ class LLMPlanner:
         """
         sections = template(f"planner_{self.format}", self.prompt)
         compact = self.format == "compact"
-        tools = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
+        tools = _described(toolset, compact)
         references = sections["references"].substitute() + "\n" if self.grounded else ""
         format = "" if compact else sections["json" if self._json else "format"].substitute()
         instructions = sections["system"].substitute(tools=tools, references=references, format=format) + "\n"
@@ -143,13 +144,25 @@ class LLMAnalyst:
     async def analyse(self, query: Query, toolset: Toolset) -> str:
         """See `Analyst.analyse`."""
         sections = template("analyst", self.prompt)
-        tools = "\n".join(_full_tool(tool) for tool in toolset)
+        tools = _described(toolset, compact=False)
         messages = (
             Message("system", (sections["system"].substitute(tools=tools) + "\n",)),
             Message("user", (query_part(query.text, ""), sections["tail"].substitute())),
         )
         sampling = replace(self.sampling, seed=request_seed(query.seed, "analyst", 0))
         return (await self.engine.generate(GenerateRequest(messages, sampling))).text.strip()
+
+
+_DESCRIPTIONS: WeakKeyDictionary[Toolset, dict[bool, str]] = WeakKeyDictionary()
+"""What `_described` gave, as long as the toolset lives: schemas are long, and every turn shows them."""
+
+
+def _described(toolset: Toolset, compact: bool) -> str:
+    """The tools as the planner reads them, one a line or, with their schemas, two."""
+    known = _DESCRIPTIONS.setdefault(toolset, {})
+    if compact not in known:
+        known[compact] = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
+    return known[compact]
 
 
 def _compact_tool(tool: Tool) -> str:

@@ -10,7 +10,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong, Structure
 from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, ResponseCache, Usage
@@ -117,7 +117,7 @@ class TextEngine:
             else:
                 answer = await self._asked(body, prompt + request.sampling.max_tokens, self._counter(used))
                 used.requests = 1
-                self._count(used, answer, prompt, request)
+                self._count(used, answer, prompt)
                 if self._cache is not None and key is not None:
                     await self._cache.put(key, answer)
             return self._generation(answer, request)
@@ -170,12 +170,14 @@ class TextEngine:
     def _prompt_tokens(self, request: GenerateRequest) -> int:
         return sum(self.count_tokens(part) for message in request.messages for part in message.parts)
 
-    def _count(self, used: Usage, answer: Any, prompt: int, request: GenerateRequest) -> None:
+    def _count(self, used: Usage, answer: Any, prompt: int) -> None:
         """Put tokens and money into `used`; a server that does not say is counted by estimate."""
         said = answer.get("usage") or {}
         used.prompt_tokens = _whole(said.get("prompt_tokens"), prompt)
-        text, _ = read_choice(answer, self.endpoint.api)
-        used.completion_tokens = _whole(said.get("completion_tokens"), self.count_tokens(text))
+        drawn = _whole(said.get("completion_tokens"), None)
+        used.completion_tokens = (
+            self.count_tokens(read_choice(answer, self.endpoint.api)[0]) if drawn is None else drawn
+        )
         prices = self._prices
         used.money = (used.prompt_tokens * prices.prompt + used.completion_tokens * prices.completion) / 1e6
 
@@ -248,5 +250,8 @@ def _is_strict(schema: Any) -> bool:
     return all(map(_is_strict, schema.values()))
 
 
-def _whole(value: object, otherwise: int) -> int:
+T = TypeVar("T")
+
+
+def _whole(value: object, otherwise: T) -> int | T:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise

@@ -68,6 +68,7 @@ class Patience:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots = asyncio.Semaphore(limits.concurrency)
         self._paces = [_Pace(limits.requests_per_minute), _Pace(limits.tokens_per_minute)]
+        self._limited = limits.requests_per_minute is not None or limits.tokens_per_minute is not None
         self._closed_until = 0.0
 
     async def run(
@@ -129,6 +130,8 @@ class Patience:
         return max(retry_after, longest * (0.5 + 0.5 * self._jitter()))
 
     async def _paced(self, tokens: int) -> None:
+        if not self._closed_until and not self._limited:
+            return
         now = self._clock()
         waits = [pace.take(now, amount) for pace, amount in zip(self._paces, (1, tokens), strict=True)]
         wait = max(self._closed_until - now, *waits)
