@@ -136,6 +136,7 @@ def test_the_samples_of_the_page_on_tasks_are_valid(tmp_path: Path) -> None:
         "README.md",
         "docs/architecture.md",
         "docs/credit.md",
+        "docs/engines.md",
         "docs/recipe.md",
         "docs/tasks.md",
         "docs/objectives.md",
