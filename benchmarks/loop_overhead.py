@@ -1,14 +1,18 @@
 """What the agent's loop costs beside engine and tool, and how close a thousand trajectories come to the ideal time.
 
 A planner in the full format asks a stub server (a process of its own) that answers after 200 ms; the tool answers at
-once. Every trajectory takes all its turns, and all are under way at once, each with its own connection. Measured:
+once. Every trajectory takes all its turns, and all of them are under way from the start. Measured:
 
 - overhead_ms_per_turn: processor time of this process a turn, all of it: prompts, JSON, HTTP, parsing, memory;
-- ratio_to_ideal: wall time over turns x 200 ms, which is what it takes when everything but the server is free;
-- kb_per_trajectory: resident memory that is added until all trajectories are in their last turn, over their number;
+- ratio_to_ideal: wall time over the ideal, in which everything but the server is free: requests x 200 ms, shared by as
+  many as may be under way at a time (256, what a vLLM server decodes at once by default);
+- ratio_all_at_once: the same with no such bound, every trajectory with a request and a connection of its own; the ideal
+  is then turns x 200 ms, which leaves a turn 200 us of processor time with 1,000 trajectories;
+- kb_per_trajectory: resident memory that is added until all trajectories are in their last turn, over their number,
+  with all at once;
 - ratio_to_thread_pool: the wall time of the same work in 16 threads that wait for each answer, over ours.
 
-Usage: python benchmarks/loop_overhead.py [--json] [--trajectories 1000] [--turns 5] [--no-pool]
+Usage: python benchmarks/loop_overhead.py [--json] [--trajectories 1000] [--turns 5] [--concurrency 256] [--no-pool]
 """
 
 from __future__ import annotations
@@ -104,9 +108,9 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-async def live(port: int, count: int, turns: int) -> tuple[list[Trajectory], float, float, int]:
-    """All at once: trajectories, wall and processor seconds, bytes added with all in their last turn."""
-    limits = Limits(concurrency=count, attempt_seconds=60)
+async def live(port: int, count: int, turns: int, at_once: int) -> tuple[list[Trajectory], float, float, int]:
+    """Trajectories, wall and processor seconds, and bytes added when the last one came to its last turn."""
+    limits = Limits(concurrency=at_once, attempt_seconds=60)
     engine = OpenAIEngine("stub", Client(f"http://127.0.0.1:{port}/v1", Patience(limits)), MODEL)
     flow, before, most = flow_on(engine, turns), resident(), 0
 
@@ -137,27 +141,32 @@ def pooled(port: int, count: int, turns: int) -> float:
     return seconds
 
 
-def measure(count: int, turns: int, pool: bool) -> dict[str, Any]:
+def measure(count: int, turns: int, at_once: int, pool: bool) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with stub(LATENCY) as port:
-        warm, *_ = asyncio.run(live(port, 4, turns))  # imports and caches
+        warm, *_ = asyncio.run(live(port, 4, turns, 4))  # imports and caches
         checked(warm, turns)
         gc.collect()
         gc.freeze()
-        made, wall, worked, added = asyncio.run(live(port, count, turns))
+        unbounded, wall_unbounded, _, added = asyncio.run(live(port, count, turns, count))
+        checked(unbounded, turns)
+        del unbounded
+        made, wall, worked, _ = asyncio.run(live(port, count, turns, at_once))
         checked(made, turns)
         in_pool = pooled(port, count, turns) if pool else None
-    ideal = turns * LATENCY
+    ideal = turns * LATENCY * max(count / at_once, 1.0)
     return {
         "overhead_ms_per_turn": round(1000 * worked / (count * turns), 3),
         "trajectories": count,
         "ratio_to_ideal": round(wall / ideal, 3),
         "kb_per_trajectory": round(added / count / 1024, 1),
         "ratio_to_thread_pool": None if in_pool is None else round(in_pool / wall, 1),
+        "ratio_all_at_once": round(wall_unbounded / (turns * LATENCY), 3),
         "turns": turns,
+        "concurrency": at_once,
         "latency_ms": 1000 * LATENCY,
         "seconds": round(wall, 3),
-        "ideal_seconds": ideal,
+        "ideal_seconds": round(ideal, 3),
         "thread_pool_seconds": None if in_pool is None else round(in_pool, 1),
     }
 
@@ -167,9 +176,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--trajectories", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--concurrency", type=int, default=256, help="requests under way at a time")
     parser.add_argument("--no-pool", action="store_true", help="leave the thread pool out: it takes a minute")
     given = parser.parse_args()
-    found = measure(given.trajectories, given.turns, not given.no_pool)
+    found = measure(given.trajectories, given.turns, given.concurrency, not given.no_pool)
     print(json.dumps(found) if given.json else "\n".join(f"{name:<24}{value}" for name, value in found.items()))
 
 

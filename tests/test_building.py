@@ -143,3 +143,38 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError) as caught:
         building.load_named(load_recipe("quickstart", ["model.device=cuda:0"]), "smollm2-135m")
     assert str(caught.value) == "model.device = cuda:0: torch finds none on this machine; set model.device=auto"
+
+
+def test_modules_that_name_an_engine_have_it_and_the_others_the_recipes_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[str, int]] = []
+
+    def local_engine(recipe: Any, loaded: Any) -> Any:
+        made.append((recipe.model.name, recipe.model.context_length))
+        return ScriptedEngine([], name=recipe.model.name)
+
+    monkeypatch.setattr(building, "load_trained", lambda recipe, name, say: (SimpleNamespace(name=name), name))
+    monkeypatch.setattr(building, "local_engine", local_engine)
+    monkeypatch.setattr(building, "check_prompt_fits", lambda recipe, flow, engine: None)
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    served = "{provider: openai, model: m, base_url: 'http://127.0.0.1:1/v1', key_variable: JUDGE_KEY}"
+    recipe = load_recipe(
+        "four-llm",
+        [
+            f"engines.judge={served}",
+            "engines.big={provider: local, model: org/big, context_length: 5000}",
+            "agent.verifier.engine=judge",
+            "agent.generator.engine=big",
+            "agent.query_analysis=true",
+            "agent.analyst.engine=judge",
+        ],
+    )
+    built = building.build_agent(recipe)
+    assert made == [("org/big", 5000), ("smollm2-135m", 4096)]
+    flow: Any = built.flow
+    assert flow.planner.engine is flow.executor.engine and flow.planner.engine.name == "smollm2-135m"
+    assert flow.generator.engine.name == "org/big" and flow.verifier.engine.name == "judge"
+    assert flow.verifier.engine.client is flow.analyst.engine.client  # one pool, limits and key
+    assert (flow.verifier.engine._module, flow.analyst.engine._module) == ("verifier", "analyst")
+    assert {engine.name for engine in built.engines} == {"smollm2-135m", "org/big"}  # type: ignore[attr-defined]

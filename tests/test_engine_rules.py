@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from midflight.config import RecipeError, load_recipe
 from midflight.recipes import load
+from midflight.resuming import first_change
 
 SERVED = """\
 name: served
@@ -150,6 +152,27 @@ def test_a_vllm_planner_trains_without_truncation(recipe: Path) -> None:
     assert refused(recipe, f"{served[:-1]}, structured: grammar}}") == (
         "engines.judge.structured = grammar: does nothing with provider vllm; remove it"
     )
+
+
+def test_a_resume_may_move_an_engine_and_its_budget_but_not_change_what_it_is(recipe: Path) -> None:
+    def change(*overrides: str) -> object:
+        return first_change(load(str(recipe), training=False), load(str(recipe), overrides, training=False))
+
+    assert change("engines.judge.base_url=http://elsewhere/v1", "engines.judge.retries=9", "budget.tokens=5") is None
+    assert change("engines.judge.model=n") == ("engines.judge.model", "m", "n")
+
+
+def test_the_recipe_of_the_page_on_engines_loads(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "engines.md").read_text()
+    strong, sampler = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "strong.yaml").write_text(strong)
+    load(str(tmp_path / "strong.yaml"), tasks=False, training=False)
+    rest = (
+        "  executor: {kind: direct}\n  verifier: {kind: rule}\n  generator: {kind: last_result}\n"
+        "  tools: [calculator]\nname: s\n"
+    )
+    (tmp_path / "sampler.yaml").write_text(sampler + rest)
+    load(str(tmp_path / "sampler.yaml"))
 
 
 def test_a_budget_needs_a_server(recipe: Path) -> None:

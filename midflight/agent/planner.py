@@ -115,10 +115,14 @@ class LLMPlanner:
         """
         sections = template(f"planner_{self.format}", self.prompt)
         compact = self.format == "compact"
-        tools = _described(toolset, compact)
-        references = sections["references"].substitute() + "\n" if self.grounded else ""
-        format = "" if compact else sections["json" if self._json else "format"].substitute()
-        instructions = sections["system"].substitute(tools=tools, references=references, format=format) + "\n"
+        known = _INSTRUCTIONS.setdefault(toolset, {})
+        key = (self.format, self._json, self.grounded, self.prompt)
+        if key not in known:
+            tools = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
+            references = sections["references"].substitute() + "\n" if self.grounded else ""
+            format = "" if compact else sections["json" if self._json else "format"].substitute()
+            known[key] = sections["system"].substitute(tools=tools, references=references, format=format) + "\n"
+        instructions = known[key]
         shown = self.examples
         if self.nearest_examples is not None:
             shown = worked_examples(shown).nearest(query.text, self.nearest_examples)
@@ -144,7 +148,7 @@ class LLMAnalyst:
     async def analyse(self, query: Query, toolset: Toolset) -> str:
         """See `Analyst.analyse`."""
         sections = template("analyst", self.prompt)
-        tools = _described(toolset, compact=False)
+        tools = "\n".join(_full_tool(tool) for tool in toolset)
         messages = (
             Message("system", (sections["system"].substitute(tools=tools) + "\n",)),
             Message("user", (query_part(query.text, ""), sections["tail"].substitute())),
@@ -153,16 +157,8 @@ class LLMAnalyst:
         return (await self.engine.generate(GenerateRequest(messages, sampling))).text.strip()
 
 
-_DESCRIPTIONS: WeakKeyDictionary[Toolset, dict[bool, str]] = WeakKeyDictionary()
-"""What `_described` gave, as long as the toolset lives: schemas are long, and every turn shows them."""
-
-
-def _described(toolset: Toolset, compact: bool) -> str:
-    """The tools as the planner reads them, one a line or, with their schemas, two."""
-    known = _DESCRIPTIONS.setdefault(toolset, {})
-    if compact not in known:
-        known[compact] = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
-    return known[compact]
+_INSTRUCTIONS: WeakKeyDictionary[Toolset, dict[tuple[str, bool, bool, str], str]] = WeakKeyDictionary()
+"""Instructions with the tools, as long as a toolset lives: they are long, and every turn begins with them."""
 
 
 def _compact_tool(tool: Tool) -> str:

@@ -7,6 +7,7 @@ what looks like a control token of any known chat template is taken apart by a s
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from midflight.engines.base import Message
 
@@ -20,7 +21,8 @@ _BRACKETS = (
     "PREFIX|MIDDLE|SUFFIX|AUDIO|BEGIN_AUDIO|gMASK|sMASK|MASK|CLS|SEP|PAD|UNK|BOS|EOS"
 )
 _CONTROL = re.compile(
-    rf"<(?=[|｜][^|｜<>\s]{{1,64}}[|｜]>|</?SYS>>|/?(?i:{_NAMES})>|\]minimax\[>)|\[(?=/?(?:{_BRACKETS})\])"
+    rf"[<\[](?:(?<=<)(?:(?=[|｜][^|｜<>\s]{{1,64}}[|｜]>)|(?=</?SYS>>)|(?=/?(?i:{_NAMES})>)|(?=\]minimax\[>))"
+    rf"|(?<=\[)(?=/?(?:{_BRACKETS})\]))"
 )
 
 
@@ -29,9 +31,19 @@ def defused(text: str) -> str:
     return _CONTROL.sub(lambda match: f"{match[0]} ", text)
 
 
+_defused_again = lru_cache(maxsize=64)(defused)
+"""For system messages, which many trajectories have in common."""
+
+
 def as_chat(messages: tuple[Message, ...]) -> list[dict[str, str]]:
     """Messages as chat APIs take them."""
-    return [{"role": message.role, "content": defused("".join(message.parts))} for message in messages]
+    return [
+        {
+            "role": message.role,
+            "content": (_defused_again if message.role == "system" else defused)("".join(message.parts)),
+        }
+        for message in messages
+    ]
 
 
 def as_text(messages: tuple[Message, ...]) -> str:
