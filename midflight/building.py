@@ -192,7 +192,8 @@ def build_agent(
 
     Args:
         recipe: what the agent is made of.
-        model: instead of `recipe.model.name`: a run folder, a checkpoint, a model folder or a Hub name.
+        model: instead of `recipe.model.name`: a run folder, a checkpoint, a model folder or a Hub name. The planner
+            is then this model also where the recipe names a vLLM server for it: that has the weights of before.
         tools: the caller's own tools that the recipe names.
         training: the planner draws at the training temperature.
         progress: where to say that a newer checkpoint of a run was passed over; standard error by default.
@@ -203,7 +204,9 @@ def build_agent(
     toolset = toolset_of(recipe, tools)
     say = (progress or Progress()).note
     named = engines_of(recipe, say)
-    if recipe.agent.planner.engine is not None:
+    engine = recipe.agent.planner.engine
+    trains = engine is None or (model is not None and recipe.engines[engine].provider == "vllm")
+    if not trains:
         if model is not None and not recipe.agent.has_frozen_models:
             raise UserError(f"--model {model}: does nothing, as every module names an engine of the recipe")
         base, local = model or recipe.model.name, None
@@ -213,7 +216,7 @@ def build_agent(
     frozen = local
     if recipe.agent.has_frozen_models and (local is None or base != local.name):
         frozen = local_engine(recipe, load_named(recipe, base))
-    planner = named.of.get("planner", local)
+    planner = local or named.of.get("planner")
     assert planner is not None, "it has an engine of its own or the recipe's model"
     flow = assemble(recipe, toolset, planner, frozen, training=training, own=named.of)
     if local is not None:

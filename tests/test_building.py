@@ -178,3 +178,21 @@ def test_modules_that_name_an_engine_have_it_and_the_others_the_recipes_model(
     assert flow.verifier.engine.client is flow.analyst.engine.client  # one pool, limits and key
     assert (flow.verifier.engine._module, flow.analyst.engine._module) == ("verifier", "analyst")
     assert {engine.name for engine in built.engines} == {"smollm2-135m", "org/big"}  # type: ignore[attr-defined]
+
+
+def test_a_trained_model_is_the_planner_in_place_of_the_server_that_drew_for_its_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Server(ScriptedEngine):
+        pass
+
+    served = building.Named({"planner": Server([], name="server")}, (), building.Ledger())
+    monkeypatch.setattr(building, "engines_of", lambda recipe, say: served)
+    monkeypatch.setattr(building, "load_trained", lambda recipe, name, say: (SimpleNamespace(name=name), "base"))
+    monkeypatch.setattr(building, "local_engine", lambda recipe, loaded: ScriptedEngine([], name=loaded.name))
+    monkeypatch.setattr(building, "check_prompt_fits", lambda recipe, flow, engine: None)
+    engine = "{provider: vllm, model: m, base_url: 'http://127.0.0.1:1/v1', tokenizer: smollm2-135m}"
+    recipe = load_recipe("quickstart", [f"engines.sampler={engine}", "agent.planner.engine=sampler"])
+    for model, name in (("runs/x", "runs/x"), (None, "server")):
+        planner: Any = building.build_agent(recipe, model).flow.planner
+        assert planner.engine.name == name
