@@ -23,6 +23,10 @@ from midflight.errors import UserError
 
 RESET_ATTEMPTS = 20
 """A prefix cache cannot be emptied while a request holds blocks of it; there are 0.1 s between attempts."""
+UNCHANGED = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Else a model's generation_config.json would bend the distribution, which the trainer does not know of."""
+ROUNDING = 1e-4
+"""By so much a log-prob may exceed 0."""
 _FORCED = 'start: "a"\n'
 _FORCED_TOLERANCE = 1e-3
 
@@ -86,6 +90,7 @@ class VllmEngine(TextEngine):
             "logprobs": 0,
             "return_token_ids": True,
             "skip_special_tokens": False,
+            **UNCHANGED,
         }
         if sampling.stop:
             body["stop"] = list(sampling.stop)
@@ -303,8 +308,8 @@ def _drawn(choice: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, ...
     logprobs = said.get("token_logprobs") if isinstance(said, Mapping) else None
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise Malformed("no token_ids")
-    if not isinstance(logprobs, list) or not all(isinstance(one, int | float) and one <= 0.0 for one in logprobs):
+    if not isinstance(logprobs, list) or not all(isinstance(one, int | float) and one <= ROUNDING for one in logprobs):
         raise Malformed("no token_logprobs")
     if len(ids) != len(logprobs):
         raise Malformed(f"{len(logprobs)} log-probs for {len(ids)} tokens")
-    return tuple(ids), tuple(map(float, logprobs))
+    return tuple(ids), tuple(min(float(one), 0.0) for one in logprobs)

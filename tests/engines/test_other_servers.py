@@ -67,7 +67,7 @@ def test_vllm_draws_from_the_adapter_that_was_swapped_in(tmp_path: Path) -> None
     from midflight.engines.vllm import VllmEngine, load_tokenizer
     from midflight.training.policy import Policy
 
-    model, port = make_tiny_model(tmp_path / "model"), free_port()
+    model, port = make_tiny_model(tmp_path / "model", hidden=128), free_port()  # its kernels want heads of 32 or more
     command = [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += ["--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8"]
     command += ["--enforce-eager", "--enable-lora", "--max-lora-rank", "8", "--logprobs-mode", "processed_logprobs"]

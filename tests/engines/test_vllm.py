@@ -177,6 +177,21 @@ def test_an_answer_that_does_not_add_up_is_none(
                 await remote(double.base_url, model).generate(request)
             assert f"the answer has {message}" in str(caught.value)
             drawn = await remote(double.base_url, model, retries=1).generate(request)
+            assert double.bodies[0] == {
+                "model": "tiny",
+                "prompt": list(drawn.prompt_ids),
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "top_k": 0,
+                "max_tokens": 3,
+                "logprobs": 0,
+                "return_token_ids": True,
+                "skip_special_tokens": False,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+            }
             assert (drawn.ids, drawn.logprobs, drawn.finish_reason) == ((98, 99), (-0.5, -1.0), FinishReason.LENGTH)
 
     asyncio.run(all_of_it())
