@@ -48,6 +48,10 @@ def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tup
     result = summarise(scored, resamples=recipe.evaluation.bootstrap, seed=recipe.seed)
     for line in built.ledger.lines():
         progress.note(line)
+    if result.stop_reasons.get("budget"):
+        progress.note(
+            f"budget spent: {result.stop_reasons['budget']} trajectories ended without an answer, counted wrong"
+        )
     used = {"usage": built.ledger.to_json()} if built.ledger.of else {}
     return comparison_table({name: result}), result.to_json() | used
 

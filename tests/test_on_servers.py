@@ -96,6 +96,15 @@ async def test_solve_and_eval_run_without_torch_and_say_what_was_used(tmp_path: 
 
 
 @pytest.mark.asyncio
+async def test_eval_says_how_many_questions_a_spent_budget_left_out(tmp_path: Path) -> None:
+    async with served(answer) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        code, out, err = await command("eval", recipe, "budget.tokens=60", "--json")
+    assert code == 0 and json.loads(out)["stop_reasons"] == {"budget": 1} and json.loads(out)["accuracy"]["mean"] == 0
+    assert "budget spent: 1 trajectories ended without an answer, counted wrong" in err
+
+
+@pytest.mark.asyncio
 async def test_an_error_says_what_to_do_and_not_the_key(tmp_path: Path) -> None:
     async with served(error(401, f"bad {KEY}")) as server:
         recipe = str(written(tmp_path, server.base_url))

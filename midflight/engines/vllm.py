@@ -20,6 +20,7 @@ from midflight.engines.local.models import resolve
 from midflight.engines.local.prompts import PromptEncoder
 from midflight.engines.openai import Endpoint, TextEngine
 from midflight.errors import UserError
+from midflight.seeds import derive
 
 RESET_ATTEMPTS = 20
 """A prefix cache cannot be emptied while a request holds blocks of it; there are 0.1 s between attempts."""
@@ -227,11 +228,14 @@ class VllmEngine(TextEngine):
     async def swap(self, adapter: Path, version: int) -> None:
         """Draw from the adapter in a folder that the server can read, and from nothing that was computed before it.
 
+        Its name on the server holds where the folder lies, so that runs which share a server do not share adapters.
+
         Raises:
             EngineGaveUp: the server does not take it.
         """
         before = self._weights.model
-        name = f"{self.endpoint.model}-midflight-v{version}"
+        run = derive(adapter.resolve().parent) % 16**8
+        name = f"{self.endpoint.model}-{run:08x}-v{version}"
         loading = {"lora_name": name, "lora_path": str(adapter.resolve())}
         if name == before:
             await self.client.tell("/unload_lora_adapter", {"lora_name": name})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from midflight.agent.types import StopReason
 from midflight.building import (
     assemble,
     check_prompt_fits,
@@ -274,6 +275,12 @@ class Session(ABC):
                     on_done=lambda _: bar.advance(),
                 )
             )
+        for item in scored:
+            if item.trajectory.stop_reason is StopReason.BUDGET:
+                raise TrainingStopped(
+                    f"evaluation {phase} training: {item.trajectory.error}; what was saved before is kept: go on with "
+                    "--resume and a larger budget"
+                )
         store.add_trajectories(
             run_id,
             [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,8 +123,15 @@ def test_a_swap_changes_the_weights_the_version_and_nothing_stale_stays(
             drawn = await view.generate(request)
             assert drawn.weights_version == version and drawn.ids != before.ids
         served_models = await engine.client.ask("/models", None, lambda answer: answer["data"], method="GET")
-        assert [one["id"] for one in served_models] == ["tiny", "tiny-midflight-v2"]
+        assert [one["id"] for one in served_models] == ["tiny", engine._weights.model]
+        assert re.fullmatch("tiny-[0-9a-f]{8}-v2", engine._weights.model)
         await remote(server, model).swap(tmp_path / "2-0.02", 2)  # another process finds what one before it left
+        other = remote(server, model)
+        (tmp_path / "other").mkdir()
+        policy.save(tmp_path / "other")
+        shutil.copytree(tmp_path / "other", tmp_path / "run" / "v2")
+        await other.swap(tmp_path / "run" / "v2", 2)  # another run has an adapter of its own
+        assert other._weights.model != engine._weights.model
         with pytest.raises(EngineGaveUp, match="no adapter there"):
             await engine.swap(tmp_path / "none", 3)
         assert (await view.generate(request)).weights_version == 2

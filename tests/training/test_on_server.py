@@ -64,6 +64,9 @@ def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on(server: str, mode
     assert [record["step"] for record in read_metrics(RunFolder(tmp_path / "run").metrics)] == [1]
     with pytest.raises(TrainingStopped, match="step 2: budget.tokens = 2200"):
         run(recipe(model, *settings, "budget.tokens=2200", steps=3), tmp_path / "run", resume=True)
+    small = [*settings, "budget.tokens=10", "engines.sampler.concurrency=1"]
+    with pytest.raises(TrainingStopped, match="evaluation before training: budget.tokens = 10"):
+        run(recipe(model, *small), tmp_path / "small", eval_tasks=TASKS)
     records = run(recipe(model, *settings, "budget.tokens=100000", steps=3), tmp_path / "run", resume=True)
     assert [record["step"] for record in records] == [1, 2, 3]
 
