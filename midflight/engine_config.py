@@ -25,9 +25,10 @@ class EngineConfig(Section):
     """Name of the environment variable with the key; the key itself never stands in a recipe. Null: no key."""
     api: Literal["chat", "completions"] = "chat"
     """`chat`: in the model's chat template. `completions`: as plain text."""
-    structured: Literal["none", "json_schema", "grammar"] = "none"
-    """What the server holds a text to: a JSON schema in `response_format`; Lark grammars in `structured_outputs` (vLLM
-    with its guidance backend); or nothing. Modules parse strictly either way, and an answer off the format is
+    structured: Literal["none", "json_schema", "json_object", "grammar"] = "none"
+    """What the server holds a text to: a JSON schema in `response_format`, as OpenAI has it (`json_schema`) or as
+    llama.cpp has it (`json_object`); Lark grammars in `structured_outputs` (vLLM with its guidance backend); or
+    nothing. Modules parse strictly either way, and an answer off the format is
     invalid. With `vllm` and `local` it is always grammars."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the server calls the most new tokens."""

@@ -19,7 +19,13 @@ from midflight.engines.plain import as_chat, as_text
 
 __all__ = ["Endpoint", "OpenAIEngine", "Structured", "TextEngine"]
 
-Structured = Literal["none", "json_schema", "grammar"]
+Structured = Literal["none", "json_schema", "json_object", "grammar"]
+_STRUCTURES: dict[Structured, Structure] = {
+    "none": "text",
+    "json_schema": "json",
+    "json_object": "json",
+    "grammar": "grammar",
+}
 _TOO_LONG = ("context_length_exceeded", "context length", "context window", "maximum context", "prompt is too long")
 _BYTES_A_TOKEN = 3
 """Of text in general a token has more; code and numbers come close."""
@@ -37,8 +43,8 @@ class Endpoint:
     Args:
         model: as the server calls it.
         api: `chat` has the server apply a chat template; `completions` continues plain text.
-        structured: what the server can hold a text to: `json_schema` (`response_format`), `grammar` (vLLM's
-            `structured_outputs` with Lark grammars), or nothing.
+        structured: what the server can hold a text to: `json_schema` (`response_format` as OpenAI has it),
+            `json_object` (as llama.cpp has it), `grammar` (vLLM's `structured_outputs` with Lark grammars), or nothing.
         context_length: most tokens of prompt and answer.
         max_tokens_field: what the server calls the most new tokens.
         top_k: the server knows `top_k`.
@@ -72,7 +78,7 @@ class TextEngine:
     ) -> None:
         self.endpoint = endpoint
         self.ledger = ledger or Ledger()
-        self.structure = {"none": "text", "json_schema": "json", "grammar": "grammar"}[endpoint.structured]  # type: ignore[assignment]
+        self.structure = _STRUCTURES[endpoint.structured]
         self._name, self._module, self._where = name, "", where
         self._prices = prices or Prices()
         self._cache = cache
@@ -162,6 +168,8 @@ class TextEngine:
             schema = json.loads(request.json_schema)
             if self.structure == "grammar":
                 body["structured_outputs"] = {"json": schema}
+            elif self.endpoint.structured == "json_object":
+                body["response_format"] = {"type": "json_object", "schema": schema}
             else:
                 wanted = {"name": "answer", "strict": _is_strict(schema), "schema": schema}
                 body["response_format"] = {"type": "json_schema", "json_schema": wanted}

@@ -78,7 +78,8 @@ async def test_what_holds_a_text_is_asked_for_where_the_server_has_it() -> None:
     schema = GenerateRequest(ASKED.messages, ASKED.sampling, json_schema='{"type": "object"}')
     strict = replace(schema, json_schema='{"type": "object", "properties": {}, "additionalProperties": false}')
     async with served(ok(chat())) as server:
-        for structured, structure in (("none", "text"), ("json_schema", "json"), ("grammar", "grammar")):
+        structures = {"none": "text", "json_schema": "json", "json_object": "json", "grammar": "grammar"}
+        for structured, structure in structures.items():
             assert structure_of(engine(server, structured=structured)) == structure
         with pytest.raises(EngineGaveUp, match="takes no grammars"):
             await engine(server, structured="json_schema").generate(grammar)
@@ -88,10 +89,12 @@ async def test_what_holds_a_text_is_asked_for_where_the_server_has_it() -> None:
         await engine(server, structured="grammar").generate(grammar)
         await engine(server, structured="grammar").generate(schema)
         await engine(server, structured="json_schema").generate(schema)
+        await engine(server, structured="json_object").generate(schema)
+        assert server.bodies[-1]["response_format"] == {"type": "json_object", "schema": {"type": "object"}}
         await engine(server, structured="json_schema").generate(strict)
         wanted = {"name": "answer", "strict": False, "schema": {"type": "object"}}
         assert server.bodies[-1]["response_format"]["json_schema"]["strict"] is True
-        assert [body.get("structured_outputs") or body["response_format"] for body in server.bodies[:-1]] == [
+        assert [body.get("structured_outputs") or body["response_format"] for body in server.bodies[:-2]] == [
             {"grammar": 'start: "x"'},
             {"json": {"type": "object"}},
             {"type": "json_schema", "json_schema": wanted},

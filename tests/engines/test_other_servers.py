@@ -144,7 +144,7 @@ def test_llama_cpp_serves_the_chat_engine(tmp_path: Path) -> None:
             "additionalProperties": False,
         }
         asked = GenerateRequest(hello, Sampling(0.7, max_tokens=40, seed=1), json_schema=json.dumps(schema))
-        drawn = await engine(structured="json_schema").generate(asked)
+        drawn = await engine(structured="json_object").generate(asked)
         assert json.loads(drawn.text)["tool"] in ("capital", "finish")
 
     with process(command, port, tmp_path / "log") as url:
