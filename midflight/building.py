@@ -1,13 +1,17 @@
-"""From a recipe to a running agent: tools, engines, the four modules, the flow."""
+"""From a recipe to a running agent: tools, engines, the four modules, the flow.
+
+torch is imported where a model is loaded, and nowhere else: an agent on servers alone starts without it.
+"""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from midflight.agent import (
     AgentFlow,
@@ -23,10 +27,11 @@ from midflight.agent import (
 )
 from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory
-from midflight.config import ModuleConfig, Recipe, RecipeError
+from midflight.config import ModuleConfig, PlannerConfig, Recipe, RecipeError
 from midflight.engines.base import Engine, Sampling
-from midflight.engines.local import LoadedModel, LocalEngine, ModelError, load
-from midflight.engines.local.models import has_device
+from midflight.engines.http import Ledger
+from midflight.engines.openai import TextEngine
+from midflight.engines.remote import remote_engine
 from midflight.errors import UserError
 from midflight.progress import Progress
 from midflight.store import RunFolder
@@ -34,6 +39,9 @@ from midflight.store.seals import STATE, fault, newest_whole
 from midflight.tool_rules import has_frozen_models
 from midflight.tools import ToolContext, make_toolset
 from midflight.tools.base import Tool, Toolset
+
+if TYPE_CHECKING:
+    from midflight.engines.local import LoadedModel, LocalEngine
 
 
 @contextmanager
@@ -44,12 +52,22 @@ def quiet_peft() -> Iterator[None]:
         yield
 
 
+class Closable(Protocol):
+    """What has workers to end."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Built:
-    """A ready agent. `close` ends its engines' workers and what its tools hold."""
+    """A ready agent. `close` ends its engines' workers and what its tools hold.
+
+    `ledger` has what engines on servers used.
+    """
 
     flow: AgentFlow
-    engines: tuple[LocalEngine, ...]
+    engines: tuple[Closable, ...]
+    ledger: Ledger = field(default_factory=Ledger)
 
     def close(self) -> None:
         self.flow.toolset.close()
@@ -75,18 +93,30 @@ def toolset_of(
     return make_toolset(recipe.agent.tools, recipe.agent.tool_options, context, tools or (), recipe.agent.mcp_servers)
 
 
-def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine | None, *, training: bool) -> AgentFlow:
-    """The flow of `recipe`: the planner on its engine, all other language models on `frozen`."""
+def assemble(
+    recipe: Recipe,
+    toolset: Toolset,
+    planner: Engine,
+    frozen: Engine | None,
+    *,
+    training: bool,
+    own: Mapping[str, Engine] | None = None,
+) -> AgentFlow:
+    """The flow of `recipe`: the planner on its engine, the other language models on their `own`, else on `frozen`."""
     agent = recipe.agent
     examples = Path(agent.planner.examples).read_text(encoding="utf-8") if agent.planner.examples else ""
     temperature = agent.planner.temperature if training else agent.planner.eval_temperature
 
+    def prompt(module: PlannerConfig | ModuleConfig) -> str:
+        return Path(module.prompt).read_text(encoding="utf-8") if module.prompt else ""
+
     def sampling(module: ModuleConfig) -> Sampling:
         return Sampling(temperature=module.temperature, max_tokens=module.max_tokens)
 
-    def other() -> Engine:
-        assert frozen is not None, "has_frozen_models says that an engine is needed"
-        return frozen
+    def other(module: str) -> Engine:
+        engine = (own or {}).get(module, frozen)
+        assert engine is not None, "has_frozen_models says that an engine is needed"
+        return engine
 
     return AgentFlow(
         LLMPlanner(
@@ -102,17 +132,26 @@ def assemble(recipe: Recipe, toolset: Toolset, planner: Engine, frozen: Engine |
                 top_k=agent.planner.top_k,
                 max_tokens=agent.planner.max_tokens,
             ),
+            prompt=prompt(agent.planner),
         ),
-        LLMExecutor(other(), sampling(agent.executor)) if agent.executor.kind == "llm" else DirectExecutor(),
-        LLMVerifier(other(), sampling(agent.verifier)) if agent.verifier.kind == "llm" else RuleVerifier(),
-        LLMGenerator(other(), sampling(agent.generator)) if agent.generator.kind == "llm" else LastResultGenerator(),
+        LLMExecutor(other("executor"), sampling(agent.executor), prompt=prompt(agent.executor))
+        if agent.executor.kind == "llm"
+        else DirectExecutor(),
+        LLMVerifier(other("verifier"), sampling(agent.verifier), prompt=prompt(agent.verifier))
+        if agent.verifier.kind == "llm"
+        else RuleVerifier(),
+        LLMGenerator(other("generator"), sampling(agent.generator), prompt=prompt(agent.generator))
+        if agent.generator.kind == "llm"
+        else LastResultGenerator(),
         toolset,
         max_turns=agent.max_turns,
         max_seconds=agent.max_seconds,
         memory_tokens=agent.memory_tokens,
         tool_seconds=agent.tool_seconds,
         grounded=agent.grounded,
-        analyst=LLMAnalyst(other(), sampling(agent.analyst)) if agent.query_analysis else None,
+        analyst=LLMAnalyst(other("analyst"), sampling(agent.analyst), prompt(agent.analyst))
+        if agent.query_analysis
+        else None,
     )
 
 
@@ -140,6 +179,8 @@ def check_prompt_fits(recipe: Recipe, flow: AgentFlow, engine: LocalEngine) -> N
 
 def local_engine(recipe: Recipe, loaded: LoadedModel, around: Callable[[], object] | None = None) -> LocalEngine:
     """An engine on `loaded` with the recipe's settings."""
+    from midflight.engines.local import LocalEngine
+
     model = recipe.model
     try:
         return LocalEngine(
@@ -167,7 +208,8 @@ def build_agent(
 
     Args:
         recipe: what the agent is made of.
-        model: instead of `recipe.model.name`: a run folder, a checkpoint, a model folder or a Hub name.
+        model: instead of `recipe.model.name`: a run folder, a checkpoint, a model folder or a Hub name. The planner
+            is then this model also where the recipe names a vLLM server for it: that has the weights of before.
         tools: the caller's own tools that the recipe names.
         training: the planner draws at the training temperature.
         progress: where to say that a newer checkpoint of a run was passed over; standard error by default.
@@ -175,18 +217,76 @@ def build_agent(
     Raises:
         UserError: the model cannot be loaded or the prompt does not fit.
     """
-    toolset = toolset_of(recipe, tools, lambda _: frozen)
-    planner_model, base = load_trained(recipe, model or recipe.model.name, (progress or Progress()).note)
-    planner = local_engine(recipe, planner_model)
-    engines = [planner]
-    frozen = None
-    if has_frozen_models(recipe):
-        same = base == planner_model.name
-        frozen = planner if same else local_engine(recipe, load_named(recipe, base))
-        engines += [] if same else [frozen]
-    flow = assemble(recipe, toolset, planner, frozen, training=training)
-    check_prompt_fits(recipe, flow, planner)
-    return Built(flow, tuple(engines))
+    found: Named | None = None
+    frozen: Engine | None = None
+
+    def asked(name: str | None) -> Engine | None:
+        return frozen if name is None or found is None else found.by_name[name]
+
+    toolset = toolset_of(recipe, tools, asked)
+    say = (progress or Progress()).note
+    named = found = engines_of(recipe, say)
+    engine = recipe.agent.planner.engine
+    trains = engine is None or (model is not None and recipe.engines[engine].provider == "vllm")
+    if not trains:
+        if model is not None and not has_frozen_models(recipe):
+            raise UserError(f"--model {model}: does nothing, as every module names an engine of the recipe")
+        base, local = model or recipe.model.name, None
+    else:
+        planner_model, base = load_trained(recipe, model or recipe.model.name, say)
+        local = local_engine(recipe, planner_model)
+    own = local
+    if has_frozen_models(recipe) and (local is None or base != local.name):
+        own = local_engine(recipe, load_named(recipe, base))
+    frozen = own
+    planner = local or named.of.get("planner")
+    assert planner is not None, "it has an engine of its own or the recipe's model"
+    flow = assemble(recipe, toolset, planner, frozen, training=training, own=named.of)
+    if local is not None:
+        check_prompt_fits(recipe, flow, local)
+    closing = [engine for engine in (local, own) if engine is not None]
+    return Built(flow, (*dict.fromkeys(closing), *named.closing), named.ledger)
+
+
+@dataclass(frozen=True)
+class Named:
+    """The engines that a recipe names, by module and by their names, with what is to be closed behind them."""
+
+    of: Mapping[str, Engine]
+    closing: tuple[Closable, ...]
+    ledger: Ledger
+    by_name: Mapping[str, Engine] = field(default_factory=dict)
+    """As tools use them."""
+
+
+def engines_of(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> Named:
+    """What the recipe's `engines` are for each module that names one; those that share one share its connections.
+
+    Raises:
+        UserError: an environment variable is missing, or a model cannot be loaded.
+    """
+    ledger = Ledger(tokens=recipe.budget.tokens, money=recipe.budget.money)
+    made: dict[str, LocalEngine | TextEngine] = {}
+    closing: list[Closable] = []
+    for name, settings in recipe.engines.items():
+        if settings.provider == "local":
+            say(f"loading {settings.model}")
+            own = recipe.model.model_copy(update={"name": settings.model, "context_length": settings.context_length})
+            other = recipe.model_copy(update={"model": own})
+            loaded = local_engine(other, load_trained(other, settings.model, say)[0])
+            made[name] = loaded
+            closing.append(loaded)
+        else:
+            made[name], closed = remote_engine(name, settings, ledger)
+            closing += closed
+
+    def used_by(user: str, name: str) -> Engine:
+        engine = made[name]
+        return engine.for_module(user) if isinstance(engine, TextEngine) else engine
+
+    modules = recipe.agent.language_models.items()
+    of = {module: used_by(module, settings.engine) for module, settings in modules if settings.engine is not None}
+    return Named(of, tuple(closing), ledger, {name: used_by("tools", name) for name in made})
 
 
 def load_named(recipe: Recipe, name: str) -> LoadedModel:
@@ -195,6 +295,9 @@ def load_named(recipe: Recipe, name: str) -> LoadedModel:
     Raises:
         UserError: it cannot be loaded, or this machine has no such device.
     """
+    from midflight.engines.local import load
+    from midflight.engines.local.models import has_device
+
     device = recipe.model.device
     if not has_device(device):
         raise UserError(f"model.device = {device}: torch finds none on this machine; set model.device=auto")
@@ -206,6 +309,8 @@ def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple
 
     `say` gets a line for each checkpoint of a run that is passed over.
     """
+    from midflight.engines.local import ModelError
+
     folder = Path(name)
     if (folder / "recipe.yaml").is_file():
         folder = trained_folder(folder, say)
@@ -223,6 +328,8 @@ def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple
     loaded, root = load_trained(recipe, base, say)
     with quiet_peft():
         merged = PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
+    from midflight.engines.local import LoadedModel
+
     return LoadedModel(str(folder), merged.eval().requires_grad_(False), loaded.tokenizer, loaded.device), root
 
 
@@ -234,6 +341,8 @@ def trained_folder(run: Path, say: Callable[[str], None]) -> Path:
     """
     newest = newest_whole(RunFolder(run).checkpoints, say)
     if newest is None:
+        from midflight.engines.local import ModelError
+
         raise ModelError(f"--model {run}: the run has no checkpoint yet; let it train, or name another model")
     return newest
 

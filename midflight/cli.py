@@ -23,6 +23,7 @@ from midflight.agent.prompting import cut_middle
 from midflight.config import Recipe, load_recipe
 from midflight.engines.base import EngineError, PromptTooLong
 from midflight.errors import NO_ROOM, TrainingStopped, UserError
+from midflight.recipe_rules import EMBEDDED_MODEL
 from midflight.rendering import printable
 from midflight.resuming import check_run_folder, evaluates, going_on
 from midflight.store.folder import RunFolder
@@ -138,18 +139,21 @@ def solve(
     from midflight.agent.types import Query, Turn
     from midflight.building import build_agent
     from midflight.progress import Progress
-    from midflight.rendering import render_turn
+    from midflight.rendering import plain, render_turn
 
     def show(turn: Turn) -> None:
         print(render_turn(turn), flush=True)
 
     progress = Progress()
-    progress.note(f"loading {model or settings.model.name}")
+    if settings.agent.planner.engine is None:
+        progress.note(f"loading {model or settings.model.name}")
     built = build_agent(settings, model, progress=progress)
     try:
         trajectory = asyncio.run(built.flow.run(Query(question, seed=settings.seed), on_turn=show))
     finally:
         built.close()
+    for line in built.ledger.lines():
+        progress.note(line)
     if trajectory.answer is None:
         raise EngineError(
             f"no answer: {trajectory.stop_reason}: {trajectory.error or 'the run ended before one was made'}"
@@ -157,6 +161,9 @@ def solve(
     if not trajectory.answer.text:
         raise EngineError(f"no answer: {trajectory.stop_reason}: the agent ended without one")
     print(f"\n{trajectory.answer.text}")
+    for claim in trajectory.answer.claims:
+        if not claim.supported:
+            print(f"unsupported: {plain(claim.text)}")
 
 
 @app.command()
@@ -261,7 +268,7 @@ def _going_on(recipe: str, overrides: Sequence[str], folder: Path, command: str 
 @app.command(name="eval")
 def evaluate(
     recipe: RecipeArgument,
-    model: Annotated[str, typer.Option(help="A run folder, smollm2-135m, a Hub name or a model folder.")],
+    model: Annotated[str | None, typer.Option(help="A run folder, smollm2-135m, a Hub name or a model folder.")] = None,
     overrides: AskingOverrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -269,6 +276,8 @@ def evaluate(
     _check_model(model)
     _refuse_training(overrides or (), "eval")
     settings = recipes.load(recipe, overrides or (), training=False)
+    if model is None and settings.agent.planner.engine is None:
+        raise UserError(f"--model: missing, as agent.planner.engine = null; name one, such as --model {EMBEDDED_MODEL}")
 
     from midflight.evaluating import evaluate_model
     from midflight.progress import Progress

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from midflight.engine_config import BudgetConfig, EngineConfig
 from midflight.errors import UserError
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors and nothing changes after validation."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from midflight.section import Section
 
 
 class LoraConfig(Section):
@@ -55,6 +51,8 @@ class ModelConfig(Section):
 class PlannerConfig(Section):
     """The module that learns."""
 
+    engine: str | None = None
+    """A name from `engines`; null: the recipe's `model`, which is the one that training can train in this process."""
     format: Literal["compact", "full"] = "full"
     """`compact`: one line `tool: context`. `full`: sub-goal, tool and context, one a line."""
     examples: str | None = None
@@ -64,6 +62,8 @@ class PlannerConfig(Section):
     """Show only so many of the examples, those whose questions are most like the one asked; null shows all."""
     grammar: bool = True
     """Hold the planner's text to the action format."""
+    prompt: str | None = None
+    """Text file in place of the built-in template of the format (docs/engines.md); relative to the recipe."""
     temperature: float = Field(default=1.0, gt=0)
     """In training rollouts."""
     eval_temperature: float = Field(default=0.0, ge=0)
@@ -77,6 +77,12 @@ class PlannerConfig(Section):
 
 
 class ModuleConfig(Section):
+    engine: str | None = None
+    """A name from `engines`; null: the recipe's `model`, as it was before training. Used where the module is a language
+    model."""
+    prompt: str | None = None
+    """Text file in place of the built-in template (docs/engines.md); relative to the recipe. Used where the module is a
+    language model."""
     temperature: float = Field(default=0.0, ge=0)
     """0 is greedy. Used where the module is a language model."""
     max_tokens: int = Field(default=96, ge=1)
@@ -134,9 +140,19 @@ class AgentConfig(Section):
     """Time limit of one tool call."""
 
     @property
+    def language_models(self) -> dict[str, PlannerConfig | ModuleConfig]:
+        """The modules that are language models, by name."""
+        found: dict[str, PlannerConfig | ModuleConfig] = {"planner": self.planner}
+        for name in ("executor", "verifier", "generator"):
+            module = getattr(self, name)
+            if module.kind == "llm":
+                found[name] = module
+        return found | ({"analyst": self.analyst} if self.query_analysis else {})
+
+    @property
     def has_frozen_models(self) -> bool:
-        """Whether any module beside the planner is a language model."""
-        return "llm" in (self.executor.kind, self.verifier.kind, self.generator.kind) or self.query_analysis
+        """Whether any module beside the planner is a language model on the recipe's `model`."""
+        return any(name != "planner" and module.engine is None for name, module in self.language_models.items())
 
 
 class TaskSource(Section):
@@ -200,6 +216,9 @@ class TrainingConfig(Section):
     """Questions a step; each is one group of trajectories."""
     group_size: int = Field(default=8, ge=2)
     """Trajectories a query; 1 has no advantage."""
+    rollout_seconds: float | None = Field(default=None, gt=0)
+    """Of one step: trajectories that still run then are cancelled, left out of their groups and counted as
+    `stragglers`, and the step goes on with the others. Null waits for all, each within `agent.max_seconds`."""
     learning_rate: float = Field(default=1e-6, gt=0)
     """Of AdamW, after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -301,6 +320,9 @@ class Recipe(Section):
     seed: int = 0
     """Of all that is drawn in training: questions, tokens, the adapter's first weights."""
     model: ModelConfig = ModelConfig()
+    engines: dict[str, EngineConfig] = {}
+    """Language models that modules can name, by a name of your choice."""
+    budget: BudgetConfig = BudgetConfig()
     agent: AgentConfig
     train_tasks: TaskSource = TaskSource()
     eval_tasks: HeldOutTasks | None = HeldOutTasks(count=240)

@@ -16,14 +16,19 @@ from midflight.rewards import score
 from midflight.tasks import Task, atlas_tasks, load_tasks
 
 
-def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str, dict[str, Any]]:
-    """Ask every question; returns the table as text and all figures as plain data."""
-    from midflight.building import build_agent  # torch: the questions can be listed without it
+def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tuple[str, dict[str, Any]]:
+    """Ask every question; returns the table as text and all figures as plain data.
+
+    `model` is the planner's; None where the recipe names an engine for it.
+    """
+    from midflight.building import build_agent
 
     if recipe.eval_tasks is None:
         raise UserError("eval_tasks = null: there is no question to ask; set eval_tasks.family and eval_tasks.count")
     tasks = listed_tasks(recipe.eval_tasks)
-    progress.note(f"loading {model}")
+    name = model or recipe.agent.planner.engine or recipe.model.name
+    if model is not None:
+        progress.note(f"loading {model}")
     built = build_agent(recipe, model, progress=progress)
     try:
         with progress.bar("evaluating", total=len(tasks) * recipe.evaluation.trials) as bar:
@@ -41,7 +46,14 @@ def evaluate_model(recipe: Recipe, model: str, progress: Progress) -> tuple[str,
     finally:
         built.close()
     result = summarise(scored, resamples=recipe.evaluation.bootstrap, seed=recipe.seed)
-    return comparison_table({model: result}), result.to_json()
+    for line in built.ledger.lines():
+        progress.note(line)
+    if result.stop_reasons.get("budget"):
+        progress.note(
+            f"budget spent: {result.stop_reasons['budget']} trajectories ended without an answer, counted wrong"
+        )
+    used = {"usage": built.ledger.to_json()} if built.ledger.of else {}
+    return comparison_table({name: result}), result.to_json() | used
 
 
 def listed_tasks(source: HeldOutTasks | None) -> list[Task]:

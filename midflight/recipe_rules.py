@@ -15,7 +15,9 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from midflight.agent.examples import worked_examples
-from midflight.config import ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
+from midflight.agent.prompting import template_fault
+from midflight.config import AgentConfig, ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
+from midflight.engine_rules import check_engines
 from midflight.tasks import load_tasks
 from midflight.tasks.atlas import KINDS
 from midflight.tool_rules import check_servers, check_tools
@@ -48,6 +50,10 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     check_tools(recipe, own_tools, builtin_tools())
     check_servers(recipe)
     _check_modules(recipe)
+    check_engines(recipe, training=training)
+    for name, engine in recipe.engines.items():
+        if engine.provider == "local":
+            check_model_name(engine.model, f"engines.{name}.model = {engine.model}")
     _check_budget(recipe)
     if training:
         _check_training(recipe)
@@ -112,7 +118,7 @@ def _check_modules(recipe: Recipe) -> None:
         ("generator", agent.generator, agent.generator.kind),
     )
     for name, module, kind in modules:
-        unused = sorted(module.model_fields_set & {"temperature", "max_tokens"})
+        unused = sorted(module.model_fields_set & {"engine", "prompt", "temperature", "max_tokens"})
         # A resolved recipe spells every default out; only a value that differs asks for something.
         unused = [field for field in unused if getattr(module, field) != type(module).model_fields[field].default]
         if kind != "llm" and unused:
@@ -132,16 +138,15 @@ def _check_modules(recipe: Recipe) -> None:
             "agent.grounded = true: an argument is a quote or a result, which an LLM executor has nothing to add to; "
             "set agent.executor.kind=direct or agent.grounded=false"
         )
+    for name, settings in agent.language_models.items():
+        if settings.prompt is not None:
+            key = f"agent.{name}.prompt"
+            fault = template_fault(template_name(agent, name), _text_of(key, settings.prompt))
+            if fault is not None:
+                raise RecipeError(f"{key} = {settings.prompt}: {fault}; docs/engines.md has the sections")
     examples = agent.planner.examples
     if examples is not None:
-        if not Path(examples).is_file():
-            raise RecipeError(f"agent.planner.examples = {examples}: no such file; give a text file or null")
-        try:
-            text = Path(examples).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(
-                f"agent.planner.examples = {examples}: cannot be read ({error}); give a text file in UTF-8"
-            ) from None
+        text = _text_of("agent.planner.examples", examples)
         if not text.strip():
             raise RecipeError(f"agent.planner.examples = {examples}: the file is empty; write examples or set null")
     nearest = agent.planner.nearest_examples
@@ -156,18 +161,33 @@ def _check_modules(recipe: Recipe) -> None:
             raise RecipeError(f"{key}: {examples} has {len(blocks)}; set {len(blocks)} or less, or null to show all")
 
 
+def _text_of(key: str, file: str) -> str:
+    if not Path(file).is_file():
+        raise RecipeError(f"{key} = {file}: no such file; give a text file or null")
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{key} = {file}: cannot be read ({error}); give a text file in UTF-8") from None
+
+
+def template_name(agent: AgentConfig, module: str) -> str:
+    """Which built-in template a module has."""
+    return f"planner_{agent.planner.format}" if module == "planner" else module
+
+
 def _check_budget(recipe: Recipe) -> None:
-    agent, room = recipe.agent, recipe.model.context_length
-    modules: list[tuple[str, int]] = [("planner", agent.planner.max_tokens)]
-    modules += [("executor", agent.executor.max_tokens)] if agent.executor.kind == "llm" else []
-    modules += [("verifier", agent.verifier.max_tokens)] if agent.verifier.kind == "llm" else []
-    modules += [("generator", agent.generator.max_tokens)] if agent.generator.kind == "llm" else []
-    for name, tokens in modules:
-        need = agent.memory_tokens + tokens
+    agent = recipe.agent
+    for name, module in agent.language_models.items():
+        if name == "analyst":  # it comes before there is a memory
+            continue
+        room, key = recipe.model.context_length, "model.context_length"
+        if module.engine is not None:
+            room, key = recipe.engines[module.engine].context_length, f"engines.{module.engine}.context_length"
+        need = agent.memory_tokens + module.max_tokens
         if need >= room:
             raise RecipeError(
-                f"model.context_length = {room}: agent.memory_tokens ({agent.memory_tokens}) and "
-                f"agent.{name}.max_tokens ({tokens}) leave no room for the prompt; set model.context_length "
+                f"{key} = {room}: agent.memory_tokens ({agent.memory_tokens}) and "
+                f"agent.{name}.max_tokens ({module.max_tokens}) leave no room for the prompt; set {key} "
                 f"above {need} or lower agent.memory_tokens"
             )
 

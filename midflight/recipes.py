@@ -30,7 +30,12 @@ from midflight.tools import BUILTIN
 from midflight.tools.mcp import McpServer
 from midflight.tools.own import is_file, is_own
 
-PATH_KEYS = (("agent", "planner", "examples"), ("train_tasks", "family"), ("eval_tasks", "family"))
+PATH_KEYS = (
+    ("agent", "planner", "examples"),
+    *(("agent", module, "prompt") for module in ("planner", "executor", "verifier", "generator", "analyst")),
+    ("train_tasks", "family"),
+    ("eval_tasks", "family"),
+)
 """Keys whose value may be a path."""
 
 COMMON_NAMES = {
@@ -270,7 +275,7 @@ def path_at(data: dict[str, Any], key: tuple[str, ...]) -> tuple[dict[str, Any] 
     if not isinstance(section, dict):
         return None, None
     value = section.get(key[-1])
-    is_path = isinstance(value, str) and (key[-1] == "examples" or is_task_file(value))
+    is_path = isinstance(value, str) and (key[-1] in ("examples", "prompt") or is_task_file(value))
     return section, value if is_path else None
 
 
@@ -305,7 +310,13 @@ def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
             raise RecipeError(f"{path} = {show(value)}: unknown key; {hint}")
         kinds = _members(field.annotation)
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-        if isinstance(value, Mapping) and section is not None:
+        named = named_section(field.annotation)
+        if named is not None and isinstance(value, Mapping):
+            for name, inner in value.items():
+                if not isinstance(inner, Mapping):
+                    raise RecipeError(f"{path}.{name} = {show(inner)}: must be a section of key: value pairs")
+                _walk(inner, named, f"{path}.{name}.")
+        elif isinstance(value, Mapping) and section is not None:
             _walk(value, section, f"{path}.")
         elif isinstance(value, Mapping) and value and typing.get_origin(field.annotation) is not dict:
             below = next(iter(value))
@@ -316,6 +327,14 @@ def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
             raise RecipeError(f"{path} = {show(value)}: must be a number")
         if isinstance(value, float) and not math.isfinite(value):
             raise RecipeError(f"{path} = {show(value)}: must be a finite number")
+
+
+def named_section(annotation: Any) -> type[BaseModel] | None:
+    """The section of a field that holds any number of them by name."""
+    if typing.get_origin(annotation) is not dict:
+        return None
+    kind = typing.get_args(annotation)[1]
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -344,6 +363,9 @@ def _paths(model: type[BaseModel], prefix: str) -> list[str]:
     found: list[str] = []
     for name, field in model.model_fields.items():
         found.append(prefix + name)
+        named = named_section(field.annotation)
+        if named is not None:
+            found += _paths(named, f"{prefix}{name}.NAME.")
         for kind in _members(field.annotation):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 found += _paths(kind, f"{prefix}{name}.")

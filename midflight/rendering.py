@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+from midflight.agent.memory import verdict_text
 from midflight.agent.types import Turn
 from midflight.tools.base import FINISH
 
@@ -31,8 +32,9 @@ def render_turn(turn: Turn) -> str:
         lines.append(f"  error   {turn.result.error.value}: {plain(turn.result.text)}".rstrip())
     elif turn.result.text:
         lines.append(f"  result  {plain(turn.result.text)}")
-    if turn.verdict.stop or turn.verdict.reason:
-        reason = f": {plain(turn.verdict.reason)}" if turn.verdict.reason else ""
+    said = verdict_text(turn.verdict)
+    if turn.verdict.stop or said:
+        reason = f": {plain(said)}" if said else ""
         lines.append(f"  verdict {'stop' if turn.verdict.stop else 'continue'}{reason}")
     return "\n".join(lines)
 

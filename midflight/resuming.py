@@ -20,6 +20,21 @@ from midflight.own import check_kept_tools, kept_tools
 from midflight.recipes import PATH_KEYS, anchor_paths, path_at, read_yaml, show, validate
 from midflight.store.folder import RunFolder
 
+OPERATION = (
+    "base_url",
+    "key_variable",
+    "concurrency",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "retries",
+    "attempt_seconds",
+    "total_seconds",
+    "prompt_price",
+    "completion_price",
+    "cache",
+)
+"""Keys of an engine that a resume may change: none changes what is drawn."""
+
 
 def made_by(run: Path) -> str:
     """The command that made a run: `sft` or `train`."""
@@ -131,6 +146,10 @@ def first_change(old: Recipe, new: Recipe) -> tuple[str, Any, Any] | None:
     None where all are the same.
     """
     before, after = resolved(old), resolved(new)
+    before["budget"] = after["budget"]  # what a run may cost changes nothing in it, nor where its engines are
+    for name, engine in after["engines"].items():
+        was = before["engines"].get(name, {})
+        was.update({key: engine[key] for key in OPERATION if key in was})
     for key in PATH_KEYS:
         (_, was), (section, now) = path_at(before, key), path_at(after, key)
         if section is not None and was is not None and now is not None and _same_content(was, now):

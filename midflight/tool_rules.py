@@ -51,9 +51,12 @@ def check_tools(recipe: Recipe, given: Collection[str], known: Collection[str]) 
             data = recipe.agent.tool_options.get(short, {})
             options = read_options(model, data, f"agent.tool_options.{short}")
             engine = getattr(options, "engine", None)
-            if engine is not None:
+            if engine is not None and engine not in recipe.engines:
                 at = f"agent.tool_options.{short}.engine = {engine}"
-                raise RecipeError(f"{at}: a recipe has no engines to name; leave it out")
+                known = ", ".join(recipe.engines) or "none"
+                raise RecipeError(
+                    f"{at}: no such engine; {_nearest(engine, recipe.engines)}engines of this recipe: {known}"
+                )
     except UserError as error:
         raise RecipeError(str(error)) from error
 
@@ -75,13 +78,18 @@ def check_servers(recipe: Recipe) -> None:
             raise RecipeError(str(error)) from error
 
 
-def has_frozen_models(recipe: Recipe) -> bool:
-    """Whether anything beside the planner asks a language model: another module, or a tool."""
+def tool_engines(recipe: Recipe) -> set[str | None]:
+    """The engines that tools ask, by name; None is the recipe's model."""
     given = recipe.agent.tool_options
     models = {name: BUILTIN[name].options_model for name in recipe.agent.tools if name in BUILTIN}
     # Not validated again: a tool that the caller passes as an object may have the name of a built-in one.
-    asked = (model.model_construct(**given.get(name, {})).asks_engine for name, model in models.items())
-    return recipe.agent.has_frozen_models or any(asked)
+    made = (model.model_construct(**given.get(name, {})) for name, model in models.items())
+    return {getattr(options, "engine", None) for options in made if options.asks_engine}
+
+
+def has_frozen_models(recipe: Recipe) -> bool:
+    """Whether anything beside the planner asks the recipe's model: another module, or a tool."""
+    return recipe.agent.has_frozen_models or None in tool_engines(recipe)
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Print docs/recipe.md: every key of a recipe, from the models of midflight/config.py and the docstrings below fields.
+"""Print docs/recipe.md: every key of a recipe, from the models of a recipe and the docstrings below their fields.
 
 Usage: python scripts/recipe_reference.py > docs/recipe.md
 """
@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from midflight import config
+from midflight import config, engine_config
 
 HEAD = """\
 # Recipe keys
@@ -25,19 +25,19 @@ A recipe is YAML with these keys; on the command line a key is changed by its pa
 given has its default. The [shipped recipes](../recipes) give many keys; `midflight train RECIPE --dry-run` prints a
 recipe with all of them.
 
-This page is made by `scripts/recipe_reference.py` from `midflight/config.py`.
+This page is made by `scripts/recipe_reference.py` from `midflight/config.py` and `midflight/engine_config.py`.
 """
 NAMES = {str: "text", int: "integer", float: "number", bool: "true or false"}
 BOUNDS = (("ge", ">= {}"), ("gt", "> {}"), ("le", "<= {}"), ("lt", "< {}"), ("min_length", "{} or more"))
 
 
 class Docstrings:
-    """What stands below the classes and the fields of a module."""
+    """What stands below the classes and the fields of modules."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, *sources: str) -> None:
         self.classes: dict[str, str] = {}
         self._fields: dict[tuple[str, str], str] = {}
-        for node in ast.parse(source).body:
+        for node in [node for source in sources for node in ast.parse(source).body]:
             if isinstance(node, ast.ClassDef):
                 self.classes[node.name] = ast.get_docstring(node) or ""
                 for field, below in zip(node.body, node.body[1:], strict=False):
@@ -71,7 +71,9 @@ def reference() -> str:
     Raises:
         SystemExit: a field has no docstring.
     """
-    docstrings = Docstrings(Path(config.__file__).read_text(encoding="utf-8"))
+    docstrings = Docstrings(
+        *(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (config, engine_config))
+    )
     parts = [HEAD]
     for section in sections(Section("", config.Recipe, None, ""), docstrings):
         parts.append(f"## {f'`{section.path}`' if section.path else 'The recipe itself'}\n")
@@ -81,7 +83,9 @@ def reference() -> str:
             if _below(field) is None:
                 meaning = docstrings.of(section.model, name)
                 if not meaning:
-                    raise SystemExit(f"midflight/config.py: {section.model.__name__}.{name} has no docstring below it")
+                    raise SystemExit(
+                        f"{section.model.__module__}: {section.model.__name__}.{name} has no docstring below it"
+                    )
                 cells = (f"`{section.key(name)}`", _type(field), _default(field, name, section.default), _cell(meaning))
                 parts.append(f"| {' | '.join(cells)} |")
         parts.append("")
@@ -97,7 +101,8 @@ def sections(section: Section, docstrings: Docstrings) -> Iterator[Section]:
             default = field.default if section.default is None else getattr(section.default, name)
             about = docstrings.of(section.model, name) + (" The default is null." if default is None else "")
             known = default if isinstance(default, model) else None
-            yield from sections(Section(section.key(name), model, known, about), docstrings)
+            key = section.key(name) + (".NAME" if typing.get_origin(field.annotation) is dict else "")
+            yield from sections(Section(key, model, known, about), docstrings)
 
 
 def _below(field: FieldInfo) -> type[BaseModel] | None:

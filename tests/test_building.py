@@ -157,3 +157,56 @@ def test_a_checkpoint_named_by_itself_is_compared_with_its_seal(tmp_path: Path) 
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"step-00001: the checkpoint is not whole \(adapter_config.json has 2 bytes"):
         building.load_trained(recipe, str(folder), print)
+
+
+def test_modules_that_name_an_engine_have_it_and_the_others_the_recipes_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[str, int]] = []
+
+    def local_engine(recipe: Any, loaded: Any) -> Any:
+        made.append((recipe.model.name, recipe.model.context_length))
+        return ScriptedEngine([], name=recipe.model.name)
+
+    monkeypatch.setattr(building, "load_trained", lambda recipe, name, say: (SimpleNamespace(name=name), name))
+    monkeypatch.setattr(building, "local_engine", local_engine)
+    monkeypatch.setattr(building, "check_prompt_fits", lambda recipe, flow, engine: None)
+    monkeypatch.setenv("JUDGE_KEY", "k")
+    served = "{provider: openai, model: m, base_url: 'http://127.0.0.1:1/v1', key_variable: JUDGE_KEY}"
+    recipe = load_recipe(
+        "four-llm",
+        [
+            f"engines.judge={served}",
+            "engines.big={provider: local, model: org/big, context_length: 5000}",
+            "agent.verifier.engine=judge",
+            "agent.generator.engine=big",
+            "agent.query_analysis=true",
+            "agent.analyst.engine=judge",
+        ],
+    )
+    built = building.build_agent(recipe)
+    assert made == [("org/big", 5000), ("smollm2-135m", 4096)]
+    flow: Any = built.flow
+    assert flow.planner.engine is flow.executor.engine and flow.planner.engine.name == "smollm2-135m"
+    assert flow.generator.engine.name == "org/big" and flow.verifier.engine.name == "judge"
+    assert flow.verifier.engine.client is flow.analyst.engine.client  # one pool, limits and key
+    assert (flow.verifier.engine._module, flow.analyst.engine._module) == ("verifier", "analyst")
+    assert {engine.name for engine in built.engines} == {"smollm2-135m", "org/big"}  # type: ignore[attr-defined]
+
+
+def test_a_trained_model_is_the_planner_in_place_of_the_server_that_drew_for_its_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Server(ScriptedEngine):
+        pass
+
+    served = building.Named({"planner": Server([], name="server")}, (), building.Ledger())
+    monkeypatch.setattr(building, "engines_of", lambda recipe, say: served)
+    monkeypatch.setattr(building, "load_trained", lambda recipe, name, say: (SimpleNamespace(name=name), "base"))
+    monkeypatch.setattr(building, "local_engine", lambda recipe, loaded: ScriptedEngine([], name=loaded.name))
+    monkeypatch.setattr(building, "check_prompt_fits", lambda recipe, flow, engine: None)
+    engine = "{provider: vllm, model: m, base_url: 'http://127.0.0.1:1/v1', tokenizer: smollm2-135m}"
+    recipe = load_recipe("quickstart", [f"engines.sampler={engine}", "agent.planner.engine=sampler"])
+    for model, name in (("runs/x", "runs/x"), (None, "server")):
+        planner: Any = building.build_agent(recipe, model).flow.planner
+        assert planner.engine.name == name

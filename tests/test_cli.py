@@ -18,6 +18,7 @@ from midflight.agent.types import Action, Answer, Query, StopReason, ToolResult,
 from midflight.cli import run
 from midflight.config import load_recipe, resolved
 from midflight.engines.base import FinishReason, Generation
+from midflight.engines.http import Ledger
 from midflight.errors import TrainingStopped, UserError
 from tests.training.recorded import act, entry, record_run
 
@@ -138,7 +139,7 @@ def line(capsys: pytest.CaptureFixture[str]) -> str:
         (["train"], "See midflight --help."),
         (["trian"], "See midflight --help."),
         (["train", "quickstart", "--resum"], "See midflight --help."),
-        (["eval", "quickstart"], "See midflight --help."),
+        (["eval", "quickstart"], "--model: missing, as agent.planner.engine = null; name one, such as --model smollm2"),
     ],
 )
 @pytest.mark.usefixtures("no_work")
@@ -446,7 +447,7 @@ def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytes
             reason = StopReason.FINISHED if answer else StopReason.INFRASTRUCTURE
             return Trajectory(query, (turn,), reason, answer, error="" if answer else "engine down")
 
-    built = types.SimpleNamespace(flow=Flow(), close=lambda: closed.append(True))
+    built = types.SimpleNamespace(flow=Flow(), ledger=Ledger(), close=lambda: closed.append(True))
     stub("midflight.building", build_agent=lambda recipe, model, progress: built)
     assert run(["solve", "Capital of Peru?"]) == 0
     said = capsys.readouterr()

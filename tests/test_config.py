@@ -97,8 +97,8 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
         ("training.max_turns=3", "training.max_turns = 3: unknown key; did you mean agent.max_turns?"),
         (
             "colour=red",
-            "colour = red: unknown key; valid keys of a recipe: name, seed, model, agent, train_tasks, eval_tasks, "
-            "training, sft, evaluation",
+            "colour = red: unknown key; valid keys of a recipe: name, seed, model, engines, budget, agent, "
+            "train_tasks, eval_tasks, training, sft, evaluation",
         ),
         ("training.lr=1", "training.lr = 1: unknown key; did you mean training.learning_rate?"),
         ("batch_size=4", "batch_size = 4: unknown key; did you mean training.queries_per_step?"),

@@ -16,8 +16,8 @@ from midflight.rewards import score
 from midflight.tasks import load_tasks
 from midflight.tools.chemistry.molecules import MEASURED_LOGP
 
-GO_ON = "Verdict: continue\nReason: more is needed\n"
-STOP = "Verdict: stop\nReason: all is known\n"
+GO_ON = "Result: valid\nMemory: insufficient\nContradictions: none\nReason: more is needed\n"
+STOP = "Result: valid\nMemory: sufficient\nContradictions: none\nReason: all is known\n"
 
 
 def act(tool: str, context: str = "") -> str:

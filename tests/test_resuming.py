@@ -49,7 +49,7 @@ def test_files_are_compared_by_what_they_hold(examples: Path, tmp_path: Path) ->
         str(folder.inputs.resolve() / "agent-planner-mine.txt"),
         str(examples),
     )
-    with pytest.raises(UserError, match=r"agent.planner.examples = .*mine.txt: the run in .* a run keeps its recipe"):
+    with pytest.raises(UserError, match=r"agent.planner.examples = .*: the run in .* a run keeps its recipe"):
         check_run_folder(folder.path, recipe(examples), resume=True)
 
 

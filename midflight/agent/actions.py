@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from midflight.agent.memory import Style
+from midflight.agent.strict import object_schema, parse_fields
 from midflight.agent.types import Action, Turn
 from midflight.engines.base import FinishReason, Generation
 from midflight.tools.base import FINISH
@@ -19,7 +20,16 @@ from midflight.tools.base import FINISH
 if TYPE_CHECKING:
     from midflight.tools.base import Tool, Toolset
 
-__all__ = ["ReferenceNotFound", "parse_action", "planner_grammar", "refers", "render_action", "resolve"]
+__all__ = [
+    "ReferenceNotFound",
+    "action_schema",
+    "parse_action",
+    "parse_json_action",
+    "planner_grammar",
+    "refers",
+    "render_action",
+    "resolve",
+]
 
 _EXPECTED: dict[Style, str] = {
     "compact": f'expected one line "tool: context" or "{FINISH}"',
@@ -61,6 +71,26 @@ def parse_action(generation: Generation, format: Style) -> tuple[Action | None, 
     if match is None or match["tool"] == FINISH:
         return None, _EXPECTED[format]
     return Action(match.groupdict().get("sub_goal", ""), match["tool"], match["context"]), ""
+
+
+def parse_json_action(generation: Generation) -> tuple[Action | None, str]:
+    """The same of an action as JSON, `action_schema`'s."""
+    try:
+        fields = parse_fields(generation, {"sub_goal": str, "tool": str, "context": str})
+    except ValueError as error:
+        return None, f'expected one JSON object {{"sub_goal", "tool", "context"}}: {error}'
+    sub_goal, tool, context = fields["sub_goal"], fields["tool"], fields["context"]
+    if not sub_goal.strip() or len(sub_goal.splitlines()) > 1 or not re.fullmatch(r"[^\s:]+", tool):
+        return None, "expected a sub-goal of one line and the name of a tool"
+    if tool != FINISH and not context.strip():
+        return None, f'expected a context, which only "{FINISH}" can do without'
+    return Action(sub_goal, tool, context.strip() if tool == FINISH else context), ""
+
+
+def action_schema(toolset: Toolset) -> str:
+    """The JSON schema, as text, of an action over the tools' names."""
+    text = {"type": "string"}
+    return object_schema({"sub_goal": text, "tool": {**text, "enum": list(toolset.names)}, "context": text})
 
 
 def render_action(action: Action, format: Style) -> str:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from midflight.agent.prompting import cut_middle, fenced, one_line, template
+from midflight.agent.strict import parse_object
 from midflight.agent.types import Action
-from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling
+from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.tools.base import ErrorKind, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -67,11 +68,15 @@ class DirectExecutor:
 
 @dataclass(frozen=True)
 class LLMExecutor:
-    """A language model that writes the arguments as one JSON object, held to the tool's schema by a grammar."""
+    """A language model that writes the arguments as one JSON object, held to the tool's schema where its engine can.
+
+    `prompt` is the text of a template in place of the built-in one, here and in the other modules.
+    """
 
     engine: Engine
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     grammar: bool = True
+    prompt: str = ""
 
     async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None) -> Execution:
         """See `Executor.execute`."""
@@ -79,14 +84,21 @@ class LLMExecutor:
         if tool is None:
             return _unknown_tool(action, toolset)
         schema = json.dumps(tool.parameters, sort_keys=True)
-        sections = template("executor")
+        sections = template("executor", self.prompt)
         system = sections["system"].substitute(name=tool.name, description=one_line(tool.description), schema=schema)
         asked = f"Sub-goal: {one_line(action.sub_goal)}\nContext:\n{fenced(action.context)}\n"
         messages = (Message("system", (system + "\n",)), Message("user", (asked, sections["tail"].substitute())))
-        grammar = f"start: %json {schema}\n" if self.grammar else None
-        generation = await self.engine.generate(GenerateRequest(messages, replace(self.sampling, seed=seed), grammar))
+        structure = structure_of(self.engine) if self.grammar else "text"
+        generation = await self.engine.generate(
+            GenerateRequest(
+                messages,
+                replace(self.sampling, seed=seed),
+                grammar=f"start: %json {schema}\n" if structure == "grammar" else None,
+                json_schema=schema if structure == "json" else None,
+            )
+        )
         try:
-            arguments = _parse_object(generation)
+            arguments = parse_object(generation)
         except ValueError as error:
             return _invalid(f"the arguments of {tool.name} are not one JSON object: {error}", generation)
         return await _validated_call(tool, toolset, arguments, seconds, generation)
@@ -126,21 +138,5 @@ def _parse_value(context: str, kind: str) -> str | int | float:
     return value
 
 
-def _parse_object(generation: Generation) -> dict[str, Any]:
-    if generation.finish_reason is FinishReason.LENGTH:
-        raise ValueError("the text was cut off by the token limit")
-    value = json.loads(generation.text, parse_constant=_no_constant, object_pairs_hook=_unique)
-    if not isinstance(value, dict):
-        raise ValueError(f"got a {type(value).__name__}")
-    return value
-
-
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key appears twice")
-    return result

@@ -22,7 +22,7 @@ from midflight.agent.planner import Analyst, Plan, Planner
 from midflight.agent.prompting import request_seed
 from midflight.agent.types import Answer, Query, StopReason, Trajectory, Turn, Verdict
 from midflight.agent.verifier import Verification, Verifier
-from midflight.engines.base import EngineError, PromptTooLong
+from midflight.engines.base import BudgetSpent, EngineError, EngineGaveUp, PromptTooLong
 from midflight.tools.base import FINISH, ErrorKind, InfrastructureError, ToolCall, ToolResult
 from midflight.tools.scope import Scope
 
@@ -57,7 +57,8 @@ class AgentFlow:
         tool_seconds: time limit of one tool call.
         grounded: a context's `#n` is replaced by the result of turn n before the call.
         analyst: analyses the query before the first turn; None leaves that out.
-        retries: how often a module is called again after an infrastructure failure.
+        retries: how often a module is called again after an infrastructure failure. Engines on servers try again
+            themselves (`engines.http.patience`): what they give up on is not retried here.
         backoff: seconds before the first retry; doubles with each.
         clock: seconds, for `Turn.seconds` and `Trajectory.seconds`.
     """
@@ -90,8 +91,8 @@ class AgentFlow:
         """Run one query to its end.
 
         `on_turn` is called with each finished turn. Setting `cancel` ends the run with CANCELLED and the finished
-        turns. After MAX_SECONDS, CANCELLED, CONTEXT_OVERFLOW and INFRASTRUCTURE the answer is None: the generator is
-        not called. Cancelling the task itself raises `asyncio.CancelledError`, as everywhere.
+        turns. After MAX_SECONDS, CANCELLED, CONTEXT_OVERFLOW, INFRASTRUCTURE and BUDGET the answer is None: the
+        generator is not called. Cancelling the task itself raises `asyncio.CancelledError`, as everywhere.
 
         With `history` the run goes on behind these finished turns, with which the trajectory then begins; `on_turn` and
         the time limit see only what is new. Behind a turn that ended its run, the answer alone is left to make.
@@ -113,6 +114,8 @@ class AgentFlow:
             stop_reason, error = StopReason.CONTEXT_OVERFLOW, str(problem)
         except InfrastructureError as problem:
             stop_reason, error = StopReason.INFRASTRUCTURE, str(problem)
+        except BudgetSpent as problem:
+            stop_reason, error = StopReason.BUDGET, str(problem)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -174,7 +177,7 @@ class AgentFlow:
         return StopReason.MAX_TURNS if turn.index >= self.max_turns else None
 
     async def _retried(self, module: str, call: Callable[[], Awaitable[T]]) -> T:
-        """`call()`, again after each infrastructure failure, at most `retries` times.
+        """`call()`, again after each infrastructure failure, at most `retries` times; not where an engine gave up.
 
         Raises:
             InfrastructureError: the last attempt failed too; the message names the module and the failure.
@@ -182,6 +185,8 @@ class AgentFlow:
         for attempt in range(self.retries + 1):
             try:
                 return await call()
+            except EngineGaveUp as error:
+                raise InfrastructureError(f"{module} failed: {error}") from error
             except (EngineError, InfrastructureError) as error:
                 if attempt == self.retries:
                     raise InfrastructureError(f"{module} failed {attempt + 1} times: {error}") from error

@@ -1,27 +1,57 @@
 """The generator answers from memory, and says which turns support each statement.
 
-Invariant: a claim names only turns that exist; a text without the `Answer: ` line is an empty answer, not a guess.
+Invariant: a claim names only turns that exist and sources that their results hold; a text that is not in the format is
+an empty answer, not a guess.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from midflight.agent.memory import Memory
 from midflight.agent.prompting import query_part, request_seed, template
+from midflight.agent.strict import object_schema, parse_fields
 from midflight.agent.types import Answer, Claim, Query
-from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling
+from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.tools.base import FINISH
 
-__all__ = ["GENERATOR_GRAMMAR", "Generated", "Generator", "LLMGenerator", "LastResultGenerator", "parse_answer"]
+__all__ = [
+    "GENERATOR_GRAMMAR",
+    "Generated",
+    "Generator",
+    "LLMGenerator",
+    "LastResultGenerator",
+    "parse_answer",
+    "parse_json_answer",
+]
 
 GENERATOR_GRAMMAR = """start: "Answer: " ANSWER "\\n"
 ANSWER: /[^ \\t\\r\\n][^\\r\\n]*/
 """
 _ANSWER = re.compile(r"^Answer: (\S[^\n]*)$", re.MULTILINE)
-_MARK = re.compile(r"\s*\[turn (\d{1,9})\]")
+_MARK = re.compile(r"\s*\[turn (\d{1,9})(?:: ([^\s\[\]]{1,500}))?\]")
+_CLAIM = ("text", "turns", "sources")
+_SCHEMA = object_schema(
+    {
+        "answer": {"type": "string"},
+        "claims": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "text": {"type": "string"},
+                    "turns": {"type": "array", "items": {"type": "integer"}},
+                    "sources": {"type": "array", "items": {"type": "string"}},
+                },
+                "required": ["text", "turns", "sources"],
+                "additionalProperties": False,
+            },
+        },
+    }
+)
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=\]))\s+(?!\[turn \d)")
 
 
@@ -64,39 +94,79 @@ class LastResultGenerator:
 
 @dataclass(frozen=True)
 class LLMGenerator:
-    """A language model that writes `Answer: ` and one paragraph with `[turn n]` after each statement."""
+    """A language model that writes `Answer: ` and one paragraph with `[turn n]` after each statement, or the answer and
+    its claims as JSON where the engine holds texts to schemas."""
 
     engine: Engine
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     grammar: bool = True
+    prompt: str = ""
 
     async def generate(self, query: Query, memory: Memory, analysis: str) -> Generated:
         """See `Generator.generate`."""
-        sections = template("generator")
+        structure = structure_of(self.engine) if self.grammar else "text"
+        sections = template("generator", self.prompt)
+        system = sections["system"].substitute(
+            format=sections["json" if structure == "json" else "format"].substitute()
+        )
         turns = memory.parts(memory.budget_tokens, self.engine.count_tokens, "full")
         messages = (
-            Message("system", (sections["system"].substitute() + "\n",)),
+            Message("system", (system + "\n",)),
             Message("user", (query_part(query.text, analysis), *turns, sections["tail"].substitute())),
         )
         sampling = replace(self.sampling, seed=request_seed(query.seed, "generator", memory.next_index))
-        grammar = GENERATOR_GRAMMAR if self.grammar else None
-        generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar))
-        return Generated(parse_answer(generation.text, turns=len(memory.turns)), generation)
+        grammar = GENERATOR_GRAMMAR if structure == "grammar" else None
+        schema = _SCHEMA if structure == "json" else None
+        generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar, schema))
+        results = {turn.index: turn.result.text for turn in memory.turns}
+        if structure == "json":
+            return Generated(parse_json_answer(generation, results), generation)
+        return Generated(parse_answer(generation.text, results), generation)
 
 
-def parse_answer(text: str, turns: int) -> Answer:
+def parse_answer(text: str, results: Mapping[int, str]) -> Answer:
     """The answer on the only `Answer: ` line of `text`, an empty one if there is not exactly one such line.
 
-    Marks are taken out of the answer's text. Each sentence is a claim; its turns are those of its marks that lie in
-    1..`turns`, in order, each once.
+    Marks are taken out of the answer's text. Each sentence is a claim; its turns are those of its marks that
+    `results`, by turn, has, in order, each once; its sources those that the result of their turn holds.
     """
     lines = _ANSWER.findall(text)
     if len(lines) != 1:
         return Answer("")
     claims = []
     for sentence in _SENTENCE_END.split(lines[0].strip()):
-        named = dict.fromkeys(int(number) for number in _MARK.findall(sentence))
+        marks = [(int(number), source) for number, source in _MARK.findall(sentence)]
         statement = _MARK.sub("", sentence).strip()
         if statement:
-            claims.append(Claim(statement, tuple(number for number in named if 1 <= number <= turns)))
+            sources = [source for number, source in marks if source and source in results.get(number, "")]
+            claims.append(
+                Claim(statement, _known((number for number, _ in marks), results), tuple(dict.fromkeys(sources)))
+            )
     return Answer(_MARK.sub("", lines[0]).strip(), tuple(claims))
+
+
+def parse_json_answer(generation: Generation, results: Mapping[int, str]) -> Answer:
+    """The answer that a JSON text is, an empty one if it is none. Turns and sources: see `parse_answer`."""
+    try:
+        fields = parse_fields(generation, {"answer": str, "claims": list})
+        claims = [_claim(one, results) for one in fields["claims"]]
+    except ValueError:
+        return Answer("")
+    return Answer(fields["answer"].strip(), tuple(claims))
+
+
+def _claim(value: object, results: Mapping[int, str]) -> Claim:
+    """Raises ValueError where it is none."""
+    if not isinstance(value, dict) or value.keys() != set(_CLAIM):
+        raise ValueError("a claim has other keys")
+    text, turns, sources = value["text"], value["turns"], value["sources"]
+    fits = isinstance(text, str) and isinstance(turns, list) and isinstance(sources, list)
+    if not fits or not all(type(turn) is int for turn in turns) or not all(isinstance(one, str) for one in sources):
+        raise ValueError("a claim has other values")
+    known = _known(turns, results)
+    held = [one for one in sources if one.strip() and any(one in results[turn] for turn in known)]
+    return Claim(text.strip(), known, tuple(dict.fromkeys(held)))
+
+
+def _known(turns: Iterable[int], results: Mapping[int, str]) -> tuple[int, ...]:
+    return tuple(turn for turn in dict.fromkeys(turns) if turn in results)

@@ -15,7 +15,7 @@ from midflight.agent.prompting import cut_middle, fenced, one_line
 from midflight.agent.types import Action, ToolCall, ToolResult, Turn, Verdict
 from midflight.engines.base import PromptTooLong
 
-__all__ = ["Memory", "Style", "render_turn"]
+__all__ = ["Memory", "Style", "render_turn", "verdict_text"]
 
 Style = Literal["compact", "full"]
 CountTokens = Callable[[str], int]
@@ -39,6 +39,7 @@ class Memory:
     def __init__(self, budget_tokens: int = 512) -> None:
         self.budget_tokens = budget_tokens
         self._turns: list[Turn] = []
+        self._rendered: dict[tuple[int, Style, int, CountTokens], tuple[str, int]] = {}
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -69,19 +70,26 @@ class Memory:
         Raises:
             PromptTooLong: over the budget with all results folded.
         """
-        parts = [_turn_part(turn, style, budget_tokens // 2, count_tokens) for turn in self._turns]
-        counts = [count_tokens(part) for part in parts]
+        parts = [self._part(turn, style, budget_tokens // 2, count_tokens) for turn in self._turns]
+        total = sum(count for _, count in parts)
         for position, turn in enumerate(self._turns):
-            if sum(counts) <= budget_tokens:
+            if total <= budget_tokens:
                 break
-            folded = _turn_part(turn, style, 0, count_tokens)
-            if count_tokens(folded) < counts[position]:
-                parts[position], counts[position] = folded, count_tokens(folded)
-        if sum(counts) > budget_tokens:
-            raise PromptTooLong(
-                f"memory of {len(parts)} turns takes {sum(counts)} of {budget_tokens} tokens, all folded"
-            )
-        return tuple(parts)
+            folded = self._part(turn, style, 0, count_tokens)
+            if folded[1] < parts[position][1]:
+                total += folded[1] - parts[position][1]
+                parts[position] = folded
+        if total > budget_tokens:
+            raise PromptTooLong(f"memory of {len(parts)} turns takes {total} of {budget_tokens} tokens, all folded")
+        return tuple(text for text, _ in parts)
+
+    def _part(self, turn: Turn, style: Style, result_tokens: int, count_tokens: CountTokens) -> tuple[str, int]:
+        """A turn's text and its tokens, made once: every later turn asks for it again."""
+        key = (turn.index, style, result_tokens, count_tokens)
+        if key not in self._rendered:
+            text = _turn_part(turn, style, result_tokens, count_tokens)
+            self._rendered[key] = text, count_tokens(text)
+        return self._rendered[key]
 
 
 def _turn_part(turn: Turn, style: Style, result_tokens: int, count_tokens: CountTokens) -> str:
@@ -141,7 +149,7 @@ def render_turn(
             lines.append(f"Arguments: {fit(json.dumps(dict(call.arguments), ensure_ascii=True, sort_keys=True))}")
     lines += [f"Error ({result.error}):" if result.error else "Result:", fenced(text)]
     if verdict is not None:
-        lines.append(f"Verdict: {'stop' if verdict.stop else 'continue'} {one_line(verdict.reason)}".rstrip())
+        lines.append(f"Verdict: {'stop' if verdict.stop else 'continue'} {verdict_text(verdict)}".rstrip())
     return "\n".join(lines) + "\n\n"
 
 
@@ -151,8 +159,16 @@ def _compact(index: int, said: str, text: str, result: ToolResult, verdict: Verd
         line += f"\nError: {result.error}: {one_line(text)}"
     elif text:
         line += f"\nResult: {one_line(text)}"
-    reason = one_line(verdict.reason) if verdict is not None else ""
+    reason = verdict_text(verdict) if verdict is not None else ""
     return f"{line}\n" + (f"Verdict: {reason}\n" if reason else "")
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """What a verdict says beside stop or continue, on one line; empty where nobody judged."""
+    said = [] if verdict.valid is not False else ["the result is invalid"]
+    said += [f"contradiction: {one_line(one)}" for one in verdict.contradictions]
+    said += [one_line(verdict.reason)] if verdict.reason.strip() else []
+    return "; ".join(said)
 
 
 def _call_line(tool: str, context: str) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakKeyDictionary
 
-from midflight.agent.actions import parse_action, planner_grammar
+from midflight.agent.actions import action_schema, parse_action, parse_json_action, planner_grammar
 from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory, Style
 from midflight.agent.prompting import one_line, query_part, request_seed, template
 from midflight.agent.types import Action, Query
-from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling
+from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
 
 if TYPE_CHECKING:
     from midflight.tools.base import Tool, Toolset
@@ -75,11 +76,12 @@ class LLMPlanner:
     grammar: bool = True
     grounded: bool = False
     sampling: Sampling = field(default_factory=Sampling)
+    prompt: str = ""
 
     async def plan(self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str) -> Plan:
         """See `Planner.plan`."""
         generation = await self.engine.generate(self.request(query, toolset, memory, turns_left, analysis))
-        action, problem = parse_action(generation, self.format)
+        action, problem = parse_json_action(generation) if self._json else parse_action(generation, self.format)
         return Plan(generation, action, problem)
 
     def request(
@@ -91,11 +93,18 @@ class LLMPlanner:
             PromptTooLong: the memory exceeds its budget.
         """
         sampling = replace(self.sampling, seed=request_seed(query.seed, "planner", memory.next_index))
-        if self.format == "compact" and not self.grammar:
+        held = self.grammar and structure_of(self.engine) == "grammar"
+        if self.format == "compact" and not held:
             sampling = replace(sampling, stop=(*sampling.stop, "\n"))
         question = one_line(query.text) if self.grounded else None
-        grammar = planner_grammar(toolset, self.format, question, memory.turns) if self.grammar else None
-        return GenerateRequest(self.messages(query, toolset, memory, turns_left, analysis), sampling, grammar)
+        grammar = planner_grammar(toolset, self.format, question, memory.turns) if held else None
+        schema = action_schema(toolset) if self._json else None
+        return GenerateRequest(self.messages(query, toolset, memory, turns_left, analysis), sampling, grammar, schema)
+
+    @property
+    def _json(self) -> bool:
+        """The action is written as JSON: the engine holds texts to schemas, and there is one for the full format."""
+        return self.grammar and self.format == "full" and structure_of(self.engine) == "json"
 
     def messages(
         self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str
@@ -104,11 +113,16 @@ class LLMPlanner:
 
         System: instructions and tools, then examples. User: query and analysis, one part a turn, then the call to act.
         """
-        sections = template(f"planner_{self.format}")
+        sections = template(f"planner_{self.format}", self.prompt)
         compact = self.format == "compact"
-        tools = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
-        references = sections["references"].substitute() + "\n" if self.grounded else ""
-        instructions = sections["system"].substitute(tools=tools, references=references) + "\n"
+        known = _INSTRUCTIONS.setdefault(toolset, {})
+        key = (self.format, self._json, self.grounded, self.prompt)
+        if key not in known:
+            tools = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
+            references = sections["references"].substitute() + "\n" if self.grounded else ""
+            format = "" if compact else sections["json" if self._json else "format"].substitute()
+            known[key] = sections["system"].substitute(tools=tools, references=references, format=format) + "\n"
+        instructions = known[key]
         shown = self.examples
         if self.nearest_examples is not None:
             shown = worked_examples(shown).nearest(query.text, self.nearest_examples)
@@ -129,10 +143,11 @@ class LLMAnalyst:
 
     engine: Engine
     sampling: Sampling = field(default_factory=Sampling)
+    prompt: str = ""
 
     async def analyse(self, query: Query, toolset: Toolset) -> str:
         """See `Analyst.analyse`."""
-        sections = template("analyst")
+        sections = template("analyst", self.prompt)
         tools = "\n".join(_full_tool(tool) for tool in toolset)
         messages = (
             Message("system", (sections["system"].substitute(tools=tools) + "\n",)),
@@ -140,6 +155,10 @@ class LLMAnalyst:
         )
         sampling = replace(self.sampling, seed=request_seed(query.seed, "analyst", 0))
         return (await self.engine.generate(GenerateRequest(messages, sampling))).text.strip()
+
+
+_INSTRUCTIONS: WeakKeyDictionary[Toolset, dict[tuple[str, bool, bool, str], str]] = WeakKeyDictionary()
+"""Instructions with the tools, as long as a toolset lives: they are long, and every turn begins with them."""
 
 
 def _compact_tool(tool: Tool) -> str:

@@ -8,27 +8,63 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from importlib import resources
 from string import Template
 
 from midflight.seeds import derive
 
-__all__ = ["cut_middle", "fenced", "one_line", "query_part", "request_seed", "template"]
+__all__ = ["cut_middle", "fenced", "one_line", "query_part", "request_seed", "template", "template_fault"]
 
 _SECTION = re.compile(r"^\[(\w+)\]\n", re.MULTILINE)
 
 
-@cache
-def template(name: str) -> Mapping[str, Template]:
-    """The sections of `prompts/{name}.txt`: each starts with a line `[section]`; surrounding line breaks are cut.
+@lru_cache(maxsize=64)
+def template(name: str, own: str = "") -> Mapping[str, Template]:
+    """The sections of a template: each starts with a line `[section]`; surrounding line breaks are cut.
+
+    `own` is the text of the caller's template, in place of `prompts/{name}.txt`; see `template_fault`.
 
     Raises:
         FileNotFoundError: there is no such template.
     """
-    text = (resources.files("midflight.agent") / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
+    text = own or (resources.files("midflight.agent") / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
     _, *pieces = _SECTION.split(text)
     return {section: Template(body.strip("\n")) for section, body in zip(pieces[::2], pieces[1::2], strict=True)}
+
+
+def template_fault(name: str, own: str) -> str | None:
+    """Why a text cannot stand in for the template `name`, on one line; None when it can.
+
+    It has the same sections, and in each of them placeholders of the built-in one; `$tools`, `$schema` and `$format`
+    have to be where they are there.
+    """
+    known = template(name)
+    names = _SECTION.findall(own)
+    if not names or own[: own.index(f"[{names[0]}]\n")].strip():
+        return f"does not begin with a line such as [{next(iter(known))}]"
+    twice = sorted({section for section in names if names.count(section) > 1})
+    if twice:
+        return f"has the section [{twice[0]}] twice"
+    sections = template(name, own)
+    for section in known:
+        if section not in sections:
+            return f"lacks the section [{section}]"
+    for section, text in sections.items():
+        if section not in known:
+            return f"has the section [{section}], which nothing reads; sections: {', '.join(known)}"
+        if not text.is_valid():
+            return f"has a $ in [{section}] that is no placeholder; write $$ for the sign"
+        there, allowed = set(text.get_identifiers()), set(known[section].get_identifiers())
+        for placeholder in sorted(there - allowed):
+            return f"has ${placeholder} in [{section}], which is not filled in; placeholders there: {_listed(allowed)}"
+        for placeholder in sorted((allowed - there) & {"tools", "schema", "format"}):
+            return f"lacks ${placeholder} in [{section}]"
+    return None
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(f"${name}" for name in sorted(names)) or "none"
 
 
 def request_seed(seed: int | None, module: str, turn: int) -> int | None:

@@ -46,6 +46,13 @@ class StopReason(StrEnum):
     """The caller cancelled the run."""
     INFRASTRUCTURE = "infrastructure"
     """An engine, judge or sandbox failed after retries. Left out of the group and counted; never a reward of 0."""
+    BUDGET = "budget"
+    """The run's budget of tokens or money was spent before the trajectory ended. Likewise left out and counted."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it ended by what is not the agent's doing: nothing was earned, so nothing is scored."""
+        return self in (StopReason.CANCELLED, StopReason.INFRASTRUCTURE, StopReason.BUDGET)
 
 
 @dataclass(frozen=True)
@@ -68,10 +75,17 @@ class Action:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verifier's word on a turn: `stop` ends the loop; `reason` is shown to the planner when not empty."""
+    """The verifier's word on a turn: `stop` ends the loop; the rest is shown to the planner where there is something.
+
+    `valid` is the latest result, `sufficient` the memory; None: nobody judged. `contradictions` between results keep
+    the loop going.
+    """
 
     stop: bool
     reason: str = ""
+    valid: bool | None = None
+    sufficient: bool | None = None
+    contradictions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,10 +108,16 @@ class Turn:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the answer and the turns that support it (empty: unsupported)."""
+    """A statement of the answer, the turns that support it, and the sources that their results name."""
 
     text: str
     turns: tuple[int, ...]
+    sources: tuple[str, ...] = ()
+
+    @property
+    def supported(self) -> bool:
+        """Whether it names a turn."""
+        return bool(self.turns)
 
 
 @dataclass(frozen=True)

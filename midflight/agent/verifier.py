@@ -1,7 +1,7 @@
 """The verifier judges each result, and says whether the memory suffices to answer.
 
-Invariant: only the exact field `Verdict: stop` stops a run; the word anywhere else does not, and a text that is not in
-the format means continue.
+Invariant: only a whole verdict in the exact format stops a run, when it finds the memory sufficient and no
+contradiction; a text that is not in the format means continue.
 """
 
 from __future__ import annotations
@@ -12,16 +12,37 @@ from typing import Protocol
 
 from midflight.agent.memory import Memory, render_turn
 from midflight.agent.prompting import query_part, request_seed, template
+from midflight.agent.strict import object_schema, parse_fields
 from midflight.agent.types import Action, Query, Verdict
-from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling
+from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.tools.base import ToolResult
 
-__all__ = ["LLMVerifier", "RuleVerifier", "VERIFIER_GRAMMAR", "Verification", "Verifier"]
+__all__ = ["LLMVerifier", "RuleVerifier", "VERIFIER_GRAMMAR", "Verification", "Verifier", "parse_verdict"]
 
-VERIFIER_GRAMMAR = """start: "Verdict: " ("stop" | "continue") "\\nReason: " REASON "\\n"
+VERIFIER_GRAMMAR = """start: RESULT MEMORY "Contradictions: " CONTRADICTIONS "\\nReason: " REASON "\\n"
+RESULT: "Result: valid\\n" | "Result: invalid\\n"
+MEMORY: "Memory: sufficient\\n" | "Memory: insufficient\\n"
+CONTRADICTIONS: /[^ \\t\\r\\n][^\\r\\n]{0,119}/
 REASON: /[^ \\t\\r\\n][^\\r\\n]{0,199}/
 """
-_VERDICT = re.compile(r"Verdict: (?P<verdict>stop|continue)\nReason: (?P<reason>\S[^\n]*)\n?")
+_VERDICT = re.compile(
+    r"Result: (?P<result>valid|invalid)\nMemory: (?P<memory>sufficient|insufficient)\n"
+    r"Contradictions: (?P<contradictions>\S[^\n]*)\nReason: (?P<reason>\S[^\n]*)\n?"
+)
+_FIELDS = {
+    "result": ("valid", "invalid"),
+    "memory": ("sufficient", "insufficient"),
+    "contradictions": list,
+    "reason": str,
+}
+_SCHEMA = object_schema(
+    {
+        "result": {"type": "string", "enum": ["valid", "invalid"]},
+        "memory": {"type": "string", "enum": ["sufficient", "insufficient"]},
+        "contradictions": {"type": "array", "items": {"type": "string"}},
+        "reason": {"type": "string"},
+    }
+)
 UNREADABLE = "the verifier's answer was unreadable"
 
 
@@ -61,17 +82,22 @@ class RuleVerifier:
 
 @dataclass(frozen=True)
 class LLMVerifier:
-    """A language model as verifier: `Verdict: stop` or `Verdict: continue`, then `Reason: ` and one line."""
+    """A language model as verifier: four lines, or a JSON object where the engine holds texts to schemas."""
 
     engine: Engine
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     grammar: bool = True
+    prompt: str = ""
 
     async def verify(
         self, query: Query, action: Action, result: ToolResult, memory: Memory, analysis: str = ""
     ) -> Verification:
         """See `Verifier.verify`."""
-        sections = template("verifier")
+        structure = structure_of(self.engine) if self.grammar else "text"
+        sections = template("verifier", self.prompt)
+        system = sections["system"].substitute(
+            format=sections["json" if structure == "json" else "format"].substitute()
+        )
         latest = render_turn(
             memory.next_index,
             action,
@@ -84,13 +110,39 @@ class LLMVerifier:
         )
         turns = memory.parts(memory.budget_tokens, self.engine.count_tokens, "full")
         messages = (
-            Message("system", (sections["system"].substitute() + "\n",)),
+            Message("system", (system + "\n",)),
             Message("user", (query_part(query.text, analysis), *turns, latest, sections["tail"].substitute())),
         )
         sampling = replace(self.sampling, seed=request_seed(query.seed, "verifier", memory.next_index))
-        grammar = VERIFIER_GRAMMAR if self.grammar else None
-        generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar))
+        grammar = VERIFIER_GRAMMAR if structure == "grammar" else None
+        schema = _SCHEMA if structure == "json" else None
+        generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar, schema))
+        return Verification(parse_verdict(generation, json=structure == "json"), generation)
+
+
+def parse_verdict(generation: Generation, json: bool = False) -> Verdict:
+    """The verdict that a text is; continue with the reason UNREADABLE when it is none."""
+    unreadable = Verdict(stop=False, reason=UNREADABLE)
+    if json:
+        try:
+            fields = parse_fields(generation, _FIELDS)
+        except ValueError:
+            return unreadable
+        contradictions = tuple(fields["contradictions"])
+        if not all(isinstance(one, str) and one.strip() for one in contradictions):
+            return unreadable
+    else:
         match = _VERDICT.fullmatch(generation.text)
         if match is None:
-            return Verification(Verdict(stop=False, reason=UNREADABLE), generation)
-        return Verification(Verdict(stop=match["verdict"] == "stop", reason=match["reason"].strip()), generation)
+            return unreadable
+        fields = match.groupdict()
+        said = fields["contradictions"].strip()
+        contradictions = () if said.rstrip(".").lower() == "none" else (said,)
+    sufficient = fields["memory"] == "sufficient"
+    return Verdict(
+        stop=sufficient and not contradictions,
+        reason=fields["reason"].strip(),
+        valid=fields["result"] == "valid",
+        sufficient=sufficient,
+        contradictions=contradictions,
+    )

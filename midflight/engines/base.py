@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 
 class EngineError(Exception):
     """The engine could not answer: an infrastructure failure, never the planner's mistake."""
+
+
+class EngineGaveUp(EngineError):
+    """It has tried again itself, or trying again is of no use: callers do not retry."""
+
+
+class BudgetSpent(Exception):
+    """The run's budget of tokens or money is spent; nothing was asked."""
 
 
 class PromptTooLong(Exception):
@@ -57,13 +65,29 @@ class Sampling:
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 
+Structure = Literal["grammar", "json", "text"]
+"""What an engine can hold a text to: a Lark grammar, a JSON schema, or nothing."""
+
+
+def structure_of(engine: Engine) -> Structure:
+    """What `engine` can hold a text to, its `structure`; one that says nothing takes grammars."""
+    found: Structure = getattr(engine, "structure", "grammar")
+    return found
+
+
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One request: messages, sampling settings, and optionally a Lark grammar (llguidance) the text must obey."""
+    """One request: messages, sampling settings, and optionally what the text must obey, one of the two.
+
+    `grammar` is in Lark (llguidance); `json_schema` is a schema as JSON text. See `structure_of`. `prompt_ids` stand in
+    place of messages, for engines that have token ids.
+    """
 
     messages: tuple[Message, ...]
     sampling: Sampling = field(default_factory=Sampling)
     grammar: str | None = None
+    json_schema: str | None = None
+    prompt_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,7 +130,8 @@ class Engine(Protocol):
 
         Raises:
             PromptTooLong: the prompt plus `max_tokens` exceed `context_length`.
-            EngineError: the engine failed; the caller may retry.
+            EngineError: the engine failed; the caller may retry, but for EngineGaveUp.
+            BudgetSpent: the run has a budget, and it is spent.
         """
         ...
 

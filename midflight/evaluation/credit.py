@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from midflight.agent.types import Query, StopReason, Trajectory, Turn
+from midflight.agent.types import Query, Trajectory, Turn
 from midflight.evaluation.intervals import bootstrap_mean, difference, wilson
 from midflight.evaluation.statistics import Estimate
 from midflight.seeds import derive
@@ -118,7 +118,7 @@ class TrajectoryCredit:
 
 def counted(record: TrajectoryRecord) -> bool:
     """Whether the trajectory has a reward: infrastructure failures have none, whatever was stored."""
-    return record.reward is not None and record.trajectory.stop_reason is not StopReason.INFRASTRUCTURE
+    return record.reward is not None and not record.trajectory.stop_reason.lost
 
 
 def group_credit(records: Sequence[TrajectoryRecord]) -> dict[int, TrajectoryCredit]:
@@ -191,7 +191,7 @@ async def monte_carlo_credit(
         async with gate:
             trajectory = await flow.run(query, history=made.turns[:done], analysis=made.analysis)
         reward = None
-        if trajectory.stop_reason is not StopReason.INFRASTRUCTURE:
+        if not trajectory.stop_reason.lost:
             reward = score(record.task, trajectory.answer.text if trajectory.answer else None)
         if on_done is not None:
             on_done(trajectory)

@@ -107,8 +107,9 @@ def render_trajectory(trajectory: Trajectory, task: Task | None = None, reward: 
     lines.append(f"  Answer    {answer}   [stopped: {trajectory.stop_reason.value}]")
     if trajectory.answer is not None:
         for claim in trajectory.answer.claims:
-            support = ", ".join(f"turn {number}" for number in claim.turns) or "no turn"
-            lines.append(f"    claim   {plain(claim.text)}  (supported by {support})")
+            named = [f"turn {number}" for number in claim.turns] + [plain(source, 120) for source in claim.sources]
+            support = f"supported by {', '.join(named)}" if claim.supported else "unsupported"
+            lines.append(f"    claim   {plain(claim.text)}  ({support})")
     if trajectory.error:
         lines.append(f"  Error     {plain(trajectory.error)}")
     if task is not None:
@@ -121,6 +122,8 @@ def render_trajectory(trajectory: Trajectory, task: Task | None = None, reward: 
 def _judged(trajectory: Trajectory, reward: float) -> str:
     if trajectory.stop_reason is StopReason.INFRASTRUCTURE:
         return "not answered: infrastructure failure, counted wrong"
+    if trajectory.stop_reason.lost:
+        return f"not answered: {trajectory.stop_reason}, counted wrong"
     word = "right" if reward >= RIGHT else "wrong" if reward <= 0.0 else "partly right"
     return f"{word} (reward {reward:g})"
 

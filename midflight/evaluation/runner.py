@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from midflight.agent.types import Query, StopReason, Trajectory
+from midflight.agent.types import Query, Trajectory
 from midflight.evaluation.statistics import Scored
 from midflight.seeds import derive
 from midflight.tasks.base import Task
@@ -79,6 +79,6 @@ async def evaluate(
 
 
 def _scored(task: Task, trajectory: Trajectory, score: Callable[[Task, str | None], float]) -> Scored:
-    if trajectory.stop_reason is StopReason.INFRASTRUCTURE:
+    if trajectory.stop_reason.lost:
         return Scored(task, trajectory, 0.0)
     return Scored(task, trajectory, score(task, None if trajectory.answer is None else trajectory.answer.text))

@@ -151,8 +151,8 @@ def summarise(scored: Sequence[Scored], *, resamples: int = 2000, seed: int = 0)
 
 
 def counted_reward(item: Scored) -> float:
-    """The reward as evaluation counts it: 0 for an infrastructure failure, whatever was scored."""
-    return 0.0 if item.trajectory.stop_reason is StopReason.INFRASTRUCTURE else item.reward
+    """The reward as evaluation counts it: 0 for an infrastructure failure and the like, whatever was scored."""
+    return 0.0 if item.trajectory.stop_reason.lost else item.reward
 
 
 def tool_shares(turns: Iterable[Turn]) -> dict[str, float]:

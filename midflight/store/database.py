@@ -21,6 +21,7 @@ from midflight.errors import CannotWrite, UserError
 from midflight.store.codec import decode_text, encode_id_sets, encode_json, encode_text, grammar_hash
 from midflight.store.rows import (
     grammar_of,
+    judgement_row,
     other_generation_row,
     placeholders,
     trajectory_from_rows,
@@ -284,6 +285,10 @@ class Store:
             if turn.result.whole is not None:
                 whole = (trajectory_id, position, encode_text(turn.result.whole))
                 self._connection.execute("INSERT INTO whole_results VALUES (?, ?, ?)", whole)
+            judgement = judgement_row(turn.verdict)
+            if judgement is not None:
+                columns_of_judgement = (trajectory_id, position, *judgement)
+                self._connection.execute("INSERT INTO judgements VALUES (?, ?, ?, ?, ?)", columns_of_judgement)
             for number, (module, generation) in enumerate(turn.other_generations):
                 other = (trajectory_id, position, number, *other_generation_row(module, generation))
                 self._connection.execute(f"INSERT INTO other_generations VALUES ({placeholders(other)})", other)
@@ -337,8 +342,10 @@ class Store:
 
     def _record(self, row: sqlite3.Row, grammars: Mapping[str, str]) -> TrajectoryRecord:
         turns = self._connection.execute(
-            "SELECT turns.*, sets, whole FROM turns LEFT JOIN supports USING (trajectory_id, position) "
-            "LEFT JOIN whole_results USING (trajectory_id, position) WHERE trajectory_id = ? ORDER BY position",
+            "SELECT turns.*, sets, whole, valid, sufficient, contradictions FROM turns "
+            "LEFT JOIN supports USING (trajectory_id, position) "
+            "LEFT JOIN whole_results USING (trajectory_id, position) "
+            "LEFT JOIN judgements USING (trajectory_id, position) WHERE trajectory_id = ? ORDER BY position",
             (row["id"],),
         )
         others = self._connection.execute(

@@ -93,6 +93,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def adapters(self) -> Path:
+        """Where a server that draws for the training reads the newest adapter."""
+        return self.path / "adapters"
+
+    @property
     def plots(self) -> Path:
         return self.path / "plots"
 

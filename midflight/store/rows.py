@@ -79,9 +79,24 @@ def turn_row(turn: Turn) -> Row:
     )
 
 
+def judgement_row(verdict: Verdict) -> Row | None:
+    """What a verdict holds beside `stop` and `reason`; None where that is nothing."""
+    if verdict.valid is None and verdict.sufficient is None and not verdict.contradictions:
+        return None
+    flags = (None if flag is None else int(flag) for flag in (verdict.valid, verdict.sufficient))
+    return (*flags, encode_json(list(verdict.contradictions), "contradictions"))
+
+
+def _verdict(row: sqlite3.Row) -> Verdict:
+    valid, sufficient = (None if row[name] is None else bool(row[name]) for name in ("valid", "sufficient"))
+    contradictions = () if row["contradictions"] is None else tuple(json.loads(row["contradictions"]))
+    reason = decode_text(row["verdict_reason"])
+    return Verdict(bool(row["verdict_stop"]), reason, valid, sufficient, contradictions)
+
+
 def trajectory_row(trajectory: Trajectory) -> Row:
     answer = trajectory.answer
-    claims = [] if answer is None else [[claim.text, list(claim.turns)] for claim in answer.claims]
+    claims = [] if answer is None else [[claim.text, list(claim.turns), list(claim.sources)] for claim in answer.claims]
     seed = trajectory.query.seed
     return (
         encode_text(trajectory.query.text),
@@ -126,7 +141,7 @@ def turn_from_row(row: sqlite3.Row, others: Sequence[tuple[str, Generation]], gr
         action=action,
         call=call,
         result=ToolResult(decode_text(row["result"]), error, whole),
-        verdict=Verdict(bool(row["verdict_stop"]), decode_text(row["verdict_reason"])),
+        verdict=_verdict(row),
         seconds=row["seconds"],
         other_generations=tuple(others),
     )
@@ -140,7 +155,8 @@ def trajectory_from_rows(
     for other in others:
         pair = (decode_text(other["module"]), generation_from_row(other, grammars))
         others_of.setdefault(other["position"], []).append(pair)
-    claims = tuple(Claim(text, tuple(supports)) for text, supports in json.loads(row["claims"]))
+    written = json.loads(row["claims"])  # earlier versions knew no sources
+    claims = tuple(Claim(text, tuple(turns), *map(tuple, sources)) for text, turns, *sources in written)
     seed = None if row["query_seed"] is None else int(row["query_seed"])
     return Trajectory(
         query=Query(decode_text(row["query_text"]), decode_text(row["query_id"]), seed),

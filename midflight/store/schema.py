@@ -1,7 +1,7 @@
 """The tables of a store. A change here raises SCHEMA_VERSION; an older program then refuses the file in one line.
 
-Version 2 added `supports`, version 3 `whole_results`. A change may only add tables: opening an older file makes those
-it lacks.
+Version 2 added `supports`, version 3 `whole_results` and `judgements`. A change may only add tables: opening an older
+file makes those it lacks.
 """
 
 from __future__ import annotations
@@ -90,6 +90,15 @@ CREATE TABLE IF NOT EXISTS whole_results (
     trajectory_id INTEGER NOT NULL,
     position INTEGER NOT NULL,
     whole TEXT NOT NULL,
+    PRIMARY KEY (trajectory_id, position),
+    FOREIGN KEY (trajectory_id, position) REFERENCES turns(trajectory_id, position) ON DELETE CASCADE
+);
+CREATE TABLE IF NOT EXISTS judgements (
+    trajectory_id INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    valid INTEGER,
+    sufficient INTEGER,
+    contradictions TEXT NOT NULL,
     PRIMARY KEY (trajectory_id, position),
     FOREIGN KEY (trajectory_id, position) REFERENCES turns(trajectory_id, position) ON DELETE CASCADE
 );

@@ -26,6 +26,7 @@ def step_record(step: int, groups: Sequence[Group], placed: Sequence[Placed]) ->
         "groups_all_right": sum(bool(group.scored) and min(r for _, r in group.scored) == 1 for group in groups),
         "trajectories": len(trajectories),
         "infrastructure": sum(one.stop_reason is StopReason.INFRASTRUCTURE for one in trajectories),
+        "stragglers": sum(one.stop_reason is StopReason.CANCELLED for one in trajectories),
         "turns": len(turns) / max(len(trajectories), 1),
         "tool_shares": tool_shares(turns),
         "errors": error_rates(turns),

@@ -7,11 +7,13 @@ probe of fixed tokens agrees with the trainer's weights.
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig as PeftLora
@@ -22,6 +24,9 @@ from safetensors.torch import load_file, save_file
 
 from midflight.engines.local import LoadedModel, LocalEngine
 from midflight.training.adapted import adapted
+
+if TYPE_CHECKING:
+    from midflight.engines.vllm import VllmEngine
 
 ADAPTER = "default"
 
@@ -135,14 +140,38 @@ class Policy:
         engine.set_version(version)
         return self.probe(engine, bound)
 
-    @torch.no_grad()
+    def sync_server(self, engine: VllmEngine, folder: Path, version: int, *, bound: float = 1e-4) -> float:
+        """The same for a server that reads adapters from `folder`, which keeps the newest.
+
+        Raises:
+            SyncError: as `sync`.
+            EngineGaveUp: the server does not take the adapter.
+        """
+
+        async def swap() -> list[float]:
+            await engine.swap(adapter, version)
+            return await engine.probe(self._probe_ids())
+
+        adapter = folder / f"v{version}"
+        shutil.rmtree(folder, ignore_errors=True)
+        adapter.mkdir(parents=True)
+        self.save(adapter)
+        return self._compare(torch.tensor(asyncio.run(swap())), bound)
+
     def probe(self, engine: LocalEngine, bound: float) -> float:
         """Compare log-probs of fixed ids between trainer and sampler; see `sync`."""
-        ids = [(index * 7919 + 13) % int(self.causal.config.vocab_size) for index in range(24)]
+        return self._compare(engine.probe(self._probe_ids()), bound)
+
+    def _probe_ids(self) -> list[int]:
+        return [(index * 7919 + 13) % int(self.causal.config.vocab_size) for index in range(24)]
+
+    @torch.no_grad()
+    def _compare(self, theirs: torch.Tensor, bound: float) -> float:
+        ids = self._probe_ids()
         tokens = torch.tensor([ids], device=self.device)
         logits = self.causal(input_ids=tokens).logits[0, :-1].float()
         ours = logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].cpu()
-        gap = float((ours - engine.probe(ids)).abs().max())
+        gap = float((ours - theirs).abs().max())
         if not gap <= bound:
             raise SyncError(f"probe after sync: sampler and trainer log-probs differ by {gap:.3g}, bound {bound:.3g}")
         return gap

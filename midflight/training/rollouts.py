@@ -1,6 +1,6 @@
 """Rollouts: groups of trajectories from the live agent.
 
-Invariant: a trajectory ended by infrastructure is counted and left out of its group; it is never a reward of 0.
+Invariant: a lost trajectory (`StopReason.lost`) is counted and left out of its group; it is never a reward of 0.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from midflight.agent.flow import AgentFlow
-from midflight.agent.types import Query, StopReason, Trajectory
+from midflight.agent.types import Query, Trajectory
 from midflight.seeds import derive
 from midflight.tasks.base import Task
 
@@ -42,17 +42,19 @@ async def collect(
     score: Score,
     seed: int,
     on_done: Callable[[Task, int, Trajectory, float | None], None] | None = None,
+    cancel: asyncio.Event | None = None,
 ) -> list[Group]:
     """Run `group_size` trajectories of each task, all concurrently, and score them.
 
-    `on_done` sees each trajectory as it ends: task, member, trajectory, reward.
+    `on_done` sees each trajectory as it ends: task, member, trajectory, reward. Setting `cancel` ends those that still
+    run: they are CANCELLED and have no reward.
     """
 
     async def one(index: int, task: Task, member: int) -> tuple[Trajectory, float | None]:
         query = Query(text=task.question, id=task.id, seed=derive(seed, index, task.id, member))
-        trajectory = await flow.run(query)
+        trajectory = await flow.run(query, cancel=cancel)
         reward = None
-        if trajectory.stop_reason is not StopReason.INFRASTRUCTURE:
+        if not trajectory.stop_reason.lost:
             reward = score(task, trajectory.answer.text if trajectory.answer else None)
         if on_done is not None:
             on_done(task, member, trajectory, reward)

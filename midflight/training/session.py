@@ -12,13 +12,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from midflight.agent.types import StopReason
 from midflight.building import (
     assemble,
     check_prompt_fits,
+    engines_of,
     load_named,
     load_trained,
     local_engine,
@@ -26,6 +28,9 @@ from midflight.building import (
     toolset_of,
 )
 from midflight.config import Recipe, TrainingConfig, resolved
+from midflight.engines.base import Engine
+from midflight.engines.http import Usage
+from midflight.engines.http.usage import difference
 from midflight.engines.local import LoadedModel
 from midflight.engines.local.support import is_ours
 from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped, UserError
@@ -45,6 +50,9 @@ from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, s
 from midflight.training.drift import DriftError
 from midflight.training.policy import Policy, SyncError
 from midflight.training.step import GradientError, OutOfMemory, Updater, learning_rate
+
+if TYPE_CHECKING:
+    from midflight.engines.vllm import VllmEngine
 
 
 @dataclass(frozen=True)
@@ -121,8 +129,18 @@ class Session(ABC):
         self.settings = settings
         self.folder = RunFolder(run_dir)
         self.eval_tasks = eval_tasks
-        toolset = toolset_of(recipe, tools, lambda _: self.frozen)
+        toolset = toolset_of(recipe, tools, lambda name: self.frozen if name is None else named.by_name[name])
         self.own_tools = own_tools(recipe, tools)
+        named = engines_of(recipe, progress.note)
+        self.named, self.ledger = named.closing, named.ledger
+        self.server: VllmEngine | None = None
+        if "planner" in named.of:
+            from midflight.engines.vllm import VllmEngine
+
+            planner = named.of["planner"]
+            assert isinstance(planner, VllmEngine), "engine_rules lets no other engine train"
+            self.server = planner
+            asyncio.run(planner.check())
         progress.note(f"loading {recipe.model.name}")
         lora = recipe.model.lora
         others = has_frozen_models(recipe)
@@ -168,8 +186,9 @@ class Session(ABC):
             self.frozen = local_engine(recipe, backbone, around=self.policy.frozen)
         elif others:  # the other modules stay what they were when the planner was trained before
             self.frozen = local_engine(recipe, load_named(recipe, root))
-        self.train_flow = assemble(recipe, toolset, self.engine, self.frozen, training=True)
-        self.eval_flow = assemble(recipe, toolset, self.engine, self.frozen, training=False)
+        drawing: Engine = self.server or self.engine
+        self.train_flow = assemble(recipe, toolset, drawing, self.frozen, training=True, own=named.of)
+        self.eval_flow = assemble(recipe, toolset, drawing, self.frozen, training=False, own=named.of)
         check_prompt_fits(recipe, self.train_flow, self.engine)
 
     def close(self) -> None:
@@ -178,6 +197,19 @@ class Session(ABC):
         self.engine.close()
         if self.frozen is not None:
             self.frozen.close()
+        for engine in self.named:
+            engine.close()
+
+    def _sync(self, step: int) -> None:
+        """Give whoever draws the policy's weights, and prove it; a server reads the adapter from the run's folder."""
+        self.policy.sync(self.engine, step, bound=self.settings.max_drift)
+        if self.server is not None:
+            self.policy.sync_server(self.server, self.folder.adapters, step, bound=self.settings.max_drift)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Drawn by the planner's engine so far."""
+        return self.engine.generated_tokens if self.server is None else self.server.generated_tokens
 
     def _forget(self) -> None:
         for engine in (self.engine, self.frozen):
@@ -204,8 +236,11 @@ class Session(ABC):
             )
             store.drop_steps_from(run_id, done + 1)
             metrics.truncate_from(done + 1)
-            earlier = sum(record["seconds"] for record in read_metrics(self.folder.metrics))
-            self.policy.sync(self.engine, done, bound=self.settings.max_drift)
+            records = read_metrics(self.folder.metrics)
+            earlier = sum(record["seconds"] for record in records)
+            for record in records:  # what earlier sessions spent of the budget
+                self.ledger.total.add(Usage(**record.get("usage", {})))
+            self._sync(done)
             before = None
             if ask and self.folder.eval_before.is_file():
                 before = EvaluationResult.load(self.folder.eval_before)
@@ -214,7 +249,10 @@ class Session(ABC):
             walls: list[float] = []
             for step in range(done + 1, self.settings.steps + 1):
                 began = time.monotonic()
+                spent = self.ledger.to_json()
                 record = self._step(store, run_id, step)
+                if self.ledger.of:
+                    record["usage"] = difference(self.ledger.to_json(), spent)
                 metrics.write(record)
                 walls.append(time.monotonic() - began)
                 left = (self.settings.steps - step) * sum(walls[-5:]) / len(walls[-5:])
@@ -250,6 +288,12 @@ class Session(ABC):
                     on_done=lambda _: bar.advance(),
                 )
             )
+        for item in scored:
+            if item.trajectory.stop_reason is StopReason.BUDGET:
+                raise TrainingStopped(
+                    f"evaluation {phase} training: {item.trajectory.error}; what was saved before is kept: go on with "
+                    "--resume and a larger budget"
+                )
         store.add_trajectories(
             run_id,
             [

@@ -165,7 +165,7 @@ class SupervisedTrainer(Session):
             if self.settings.kl_beta > 0:
                 rows = self.updater.with_reference(rows)
             measured = self.updater.update(rows, drawn=False)
-        self.policy.sync(self.engine, step, bound=self.settings.max_drift)
+        self._sync(step)
         self.stream.success = {"demonstrations": math.exp(-measured.loss)}
         record = {
             "step": step,

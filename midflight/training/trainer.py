@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from midflight.agent.types import Trajectory
+from midflight.agent.types import StopReason, Trajectory
 from midflight.config import Recipe
+from midflight.errors import TrainingStopped
 from midflight.evaluating import file_tasks, listed_tasks
 from midflight.own import keep_tasks, own_tools, with_own_tasks
 from midflight.progress import Bar, Progress
@@ -96,14 +97,14 @@ class Trainer(Session):
     def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
         began = time.monotonic()
         self._forget()  # a step begins with empty prefix trees, as after a resume: the same rounding
-        tokens = self.engine.generated_tokens
+        tokens = self.generated_tokens
         number = f"step {step}/{self.settings.steps}"
         with self.progress.bar(
             f"{number}: rollouts", self.settings.most_queries * self.settings.group_size, passing=True
         ) as bar:
             groups = asyncio.run(self._rollouts(store, run_id, step, bar))
         rolled = time.monotonic()
-        drawn = self.engine.generated_tokens - tokens
+        drawn = self.generated_tokens - tokens
         self._forget()  # the memory is the update's now
         rate = self._set_rate(step)
         with self.progress.bar(f"{number}: update", 1, passing=True):
@@ -144,7 +145,7 @@ class Trainer(Session):
             training = self.updater.with_reference(training)
         seed = derive(self.recipe.seed, "mini-batches", step)
         measured = self.updater.update(training, version=self.engine.weights_version, seed=seed)
-        self.policy.sync(self.engine, step, bound=settings.max_drift)
+        self._sync(step)
         return placed, measured
 
     async def _rollouts(self, store: Store, run_id: int, step: int, bar: Bar) -> list[Group]:
@@ -153,23 +154,37 @@ class Trainer(Session):
         cap = self.settings.most_queries
         groups: list[Group] = []
         finished: list[NewTrajectory] = []
+        late = asyncio.Event()
+        seconds = self.settings.rollout_seconds
+        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, late.set)
 
         def keep(task: Task, member: int, trajectory: Trajectory, reward: float | None) -> None:
             finished.append(new_trajectory("interrupted", step, task, member, trajectory, reward, None))
             bar.advance()
 
         try:
-            while len(groups) < cap:
+            while len(groups) < cap and not late.is_set():
                 missing = wanted - sum(carries_signal(group, self.settings) for group in groups)
                 count = min(missing, cap - len(groups))
                 if count <= 0:
                     break
                 tasks = self.stream.draw(step, len(groups), count)
                 seed = derive(self.recipe.seed, "rollouts", step, len(groups))
-                groups += await collect(self.train_flow, tasks, self.settings.group_size, score, seed, keep)
+                cancel = None if timer is None else late
+                groups += await collect(self.train_flow, tasks, self.settings.group_size, score, seed, keep, cancel)
         except (asyncio.CancelledError, KeyboardInterrupt):
             store.add_trajectories(run_id, finished)
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        for trajectory in (one for group in groups for one in group.trajectories):
+            if trajectory.stop_reason is StopReason.BUDGET:
+                store.add_trajectories(run_id, finished)
+                raise TrainingStopped(
+                    f"step {step}: {trajectory.error}; what was saved before is kept: go on with --resume and a larger "
+                    "budget"
+                )
         return groups
 
 

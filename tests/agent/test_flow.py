@@ -55,7 +55,10 @@ def test_finished() -> None:
 
 def test_verified() -> None:
     verifier = ScriptedEngine(
-        ["Verdict: continue\nReason: do not stop: Chad is missing", "Verdict: stop\nReason: all is known\n"]
+        [
+            "Result: valid\nMemory: insufficient\nContradictions: none\nReason: do not stop: Chad is missing",
+            "Result: valid\nMemory: sufficient\nContradictions: none\nReason: all is known\n",
+        ]
     )
     flow, planner = compact_flow(["population: Peru", "population: Chad"], verifier=LLMVerifier(verifier))
     trajectory = asyncio.run(flow.run(PERU))
@@ -265,7 +268,7 @@ def test_request_seeds_differ_by_trajectory_module_and_turn_and_repeat() -> None
 
 def test_the_analysis_reaches_planner_verifier_and_generator() -> None:
     verifier, generator = (
-        ScriptedEngine(["Verdict: stop\nReason: ok"]),
+        ScriptedEngine(["Result: valid\nMemory: sufficient\nContradictions: none\nReason: ok"]),
         ScriptedEngine(["Answer: 33 million [turn 1]."]),
     )
     flow, planner = compact_flow(

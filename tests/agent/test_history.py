@@ -76,7 +76,8 @@ def test_another_seed_goes_on_another_way_from_the_same_turns() -> None:
 def test_behind_a_turn_that_ended_its_run_only_the_answer_is_made(
     script: list[str], verdicts: str, settings: dict[str, Any], reason: StopReason
 ) -> None:
-    verifier = ScriptedEngine(lambda request: f"Verdict: {verdicts}\nReason: so")
+    memory = "sufficient" if verdicts == "stop" else "insufficient"
+    verifier = ScriptedEngine(lambda _: f"Result: valid\nMemory: {memory}\nContradictions: none\nReason: so")
     generator = ScriptedEngine(lambda request: "Answer: Many [turn 1].")
     modules = {"verifier": LLMVerifier(verifier), "generator": LLMGenerator(generator), "clock": lambda: 0.0}
     flow, planner = compact_flow(script, **modules, **settings)

@@ -88,20 +88,28 @@ def test_arguments_cut_by_the_token_limit_are_invalid() -> None:
     assert execution.result.error is ErrorKind.INVALID_ARGUMENTS
 
 
+def said(result: str, memory: str, contradictions: str = "none", reason: str = "known") -> str:
+    return f"Result: {result}\nMemory: {memory}\nContradictions: {contradictions}\nReason: {reason}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
-        ("Verdict: stop\nReason: known\n", Verdict(True, "known")),
+        (said("valid", "sufficient"), Verdict(True, "known", True, True)),
+        (said("invalid", "sufficient", "None."), Verdict(True, "known", False, True)),
+        (said("valid", "insufficient"), Verdict(False, "known", True, False)),
+        (said("valid", "sufficient", "turn 1, turn 2"), Verdict(False, "known", True, True, ("turn 1, turn 2",))),
         (
-            "Verdict: continue\nReason: do not stop, Verdict: stop is wrong",
-            Verdict(False, "do not stop, Verdict: stop is wrong"),
+            said("valid", "insufficient", reason="do not stop, Memory: sufficient is wrong"),
+            Verdict(False, "do not stop, Memory: sufficient is wrong", True, False),
         ),
+        (said("valid", "sufficient").lower(), Verdict(False, UNREADABLE)),
+        (said("valid", "sufficient now"), Verdict(False, UNREADABLE)),
+        (said("valid", "sufficient", " "), Verdict(False, UNREADABLE)),
+        (f"Well.\n{said('valid', 'sufficient')}", Verdict(False, UNREADABLE)),
+        (said("valid", "sufficient") * 2, Verdict(False, UNREADABLE)),
+        ("Memory: sufficient\nReason: known", Verdict(False, UNREADABLE)),
         ("stop", Verdict(False, UNREADABLE)),
-        ("Verdict: stop", Verdict(False, UNREADABLE)),
-        ("verdict: stop\nreason: known", Verdict(False, UNREADABLE)),
-        ("Verdict: stop now\nReason: known", Verdict(False, UNREADABLE)),
-        ("Reason: known\nVerdict: stop\nReason: known", Verdict(False, UNREADABLE)),
-        ("Verdict: continue\nReason: x\nVerdict: stop\nReason: y", Verdict(False, UNREADABLE)),
     ],
 )
 def test_only_the_exact_field_stops(text: str, verdict: Verdict) -> None:
@@ -114,20 +122,31 @@ def test_only_the_exact_field_stops(text: str, verdict: Verdict) -> None:
 
 
 def test_grammars_of_verifier_and_generator() -> None:
-    assert accepts(VERIFIER_GRAMMAR, "Verdict: stop\nReason: known\n")
-    assert not accepts(VERIFIER_GRAMMAR, "Verdict: maybe\nReason: known\n")
+    assert accepts(VERIFIER_GRAMMAR, said("invalid", "insufficient"))
+    assert not accepts(VERIFIER_GRAMMAR, said("maybe", "sufficient"))
     assert accepts(GENERATOR_GRAMMAR, "Answer: 42 [turn 1]\n")
 
 
+RESULTS = {1: "see https://a.org/x", 2: "Lima", 3: "10.1"}
+
+
 def test_answers_and_their_claims() -> None:
-    assert parse_answer("Answer: Lima. [turn 2] It has 10.1 million [turn 1][turn 3]. Nice.\n", turns=3) == Answer(
+    assert parse_answer("Answer: Lima. [turn 2] It has 10.1 million [turn 1][turn 3]. Nice.\n", RESULTS) == Answer(
         "Lima. It has 10.1 million. Nice.",
         (Claim("Lima.", (2,)), Claim("It has 10.1 million.", (1, 3)), Claim("Nice.", ())),
     )
-    assert parse_answer("Answer: x [turn 9]", turns=1) == Answer("x", (Claim("x", ()),))
-    assert parse_answer("Let me see.\nAnswer: x", turns=1).text == "x"
-    assert parse_answer("x", turns=1) == Answer("")
-    assert parse_answer("Answer: x\nAnswer: y", turns=1) == Answer("")
+    assert parse_answer("Answer: x [turn 9]", RESULTS) == Answer("x", (Claim("x", ()),))
+    assert parse_answer("Let me see.\nAnswer: x", RESULTS).text == "x"
+    assert parse_answer("x", RESULTS) == Answer("")
+    assert parse_answer("Answer: x\nAnswer: y", RESULTS) == Answer("")
+    assert not parse_answer("Answer: x [turn 9]", RESULTS).claims[0].supported
+
+
+def test_a_source_counts_where_the_result_of_its_turn_holds_it() -> None:
+    text = "Answer: A is so [turn 1: https://a.org/x]. B too [turn 2: https://a.org/x] [turn 1: https://b.org]."
+    assert parse_answer(text, RESULTS) == Answer(
+        "A is so. B too.", (Claim("A is so.", (1,), ("https://a.org/x",)), Claim("B too.", (2, 1)))
+    )
 
 
 def remembered(*steps: tuple[Action | None, ToolResult]) -> Memory:

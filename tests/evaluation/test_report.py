@@ -53,7 +53,7 @@ def test_a_free_question_shows_claims_and_no_expectation() -> None:
         "  Analysis  easy",
         "  Answer    x   [stopped: max_turns]",
         "    claim   c  (supported by turn 1, turn 2)",
-        "    claim   d  (supported by no turn)",
+        "    claim   d  (unsupported)",
     ]
     lost = Trajectory(steps.query, (), StopReason.INFRASTRUCTURE, None, error="engine down")
     assert render_trajectory(lost, SUM, 0.0).splitlines()[1:] == [

@@ -228,16 +228,21 @@ def test_the_supports_of_truncated_draws_come_back_and_a_file_of_the_first_versi
     with sqlite3.connect(path) as connection:  # as version 1 left it
         connection.execute("DROP TABLE supports")
         connection.execute("DROP TABLE whole_results")
+        connection.execute("DROP TABLE judgements")
+        connection.execute('UPDATE trajectories SET claims = \'[["The capital is Accra",[1,2]],["unsupported",[]]]\'')
         connection.execute("PRAGMA user_version = 1")
     cut = replace(FULL.turns[0].generation, supports=((3, 70_000), (), (5,)))
-    turn = replace(FULL.turns[0], generation=cut)
+    judged = Verdict(True, "enough", valid=False, sufficient=True, contradictions=("turn 1 and 2 \ud800",))
+    turn = replace(FULL.turns[0], generation=cut, verdict=judged)
+    assert FULL.answer is not None
+    sourced = replace(FULL.answer, claims=(Claim("c", (1,), ("https://x",)),))
     with Store(path) as store:
-        store.add_trajectories(old, [new(2, trajectory=replace(FULL, turns=(turn,)))])
+        store.add_trajectories(old, [new(2, trajectory=replace(FULL, turns=(turn,), answer=sourced))])
         first, second = store.trajectories(old)
         assert store.drop_steps_from(old, 2) == 1
     assert first.trajectory == FULL
-    assert second.trajectory.turns == (turn,)
-    assert count(path, "supports") == 0
+    assert second.trajectory.turns == (turn,) and second.trajectory.answer == sourced
+    assert count(path, "supports") == count(path, "judgements") == 0
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (3,)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 
-def make_tiny_model(folder: Path) -> Path:
-    """Write one with the embedded model's tokenizer into `folder`; needs its package."""
+def make_tiny_model(folder: Path, hidden: int = 32) -> Path:
+    """Write one with the embedded model's tokenizer into `folder`; needs its package. It has two heads."""
     from transformers import AutoTokenizer
 
     from midflight.engines.local.models import EMBEDDED, resolve
 
-    return _write(folder, AutoTokenizer.from_pretrained(resolve(EMBEDDED)), vocab_size=49152, end=2)
+    return _write(folder, AutoTokenizer.from_pretrained(resolve(EMBEDDED)), vocab_size=49152, end=2, hidden=hidden)
 
 
 def make_byte_model(folder: Path) -> Path:
@@ -32,14 +32,14 @@ def byte_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
-def _write(folder: Path, tokenizer: Any, *, vocab_size: int, end: int) -> Path:
+def _write(folder: Path, tokenizer: Any, *, vocab_size: int, end: int, hidden: int = 32) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=32,
+        hidden_size=hidden,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,

@@ -108,7 +108,7 @@ class LocalEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         if request.sampling.stop:
             raise EngineError("the local engine ends at a grammar's end or an end token: it has no stop strings")
-        segments = self._encoder.encode(request.messages)
+        segments = [list(request.prompt_ids)] if request.prompt_ids else self._encoder.encode(request.messages)
         length = sum(map(len, segments))
         if length + request.sampling.max_tokens > self._context:
             raise PromptTooLong(

@@ -1,0 +1,187 @@
+"""What the agent's loop costs beside engine and tool, and how close a thousand trajectories come to the ideal time.
+
+A planner in the full format asks a stub server (a process of its own) that answers after 200 ms; the tool answers at
+once. Every trajectory takes all its turns, and all of them are under way from the start. Measured:
+
+- overhead_ms_per_turn: processor time of this process a turn, all of it: prompts, JSON, HTTP, parsing, memory;
+- ratio_to_ideal: wall time over the ideal, in which everything but the server is free: requests x 200 ms, shared by as
+  many as may be under way at a time (256, what a vLLM server decodes at once by default);
+- ratio_all_at_once: the same with no such bound, every trajectory with a request and a connection of its own; the ideal
+  is then turns x 200 ms, which leaves a turn 200 us of processor time with 1,000 trajectories;
+- kb_per_trajectory: resident memory that is added until all trajectories are in their last turn, over their number,
+  with all at once;
+- ratio_to_thread_pool: the wall time of the same work in 16 threads that wait for each answer, over ours.
+
+Usage: python benchmarks/loop_overhead.py [--json] [--trajectories 1000] [--turns 5] [--concurrency 256] [--no-pool]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import http.client
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from midflight.agent import AgentFlow, DirectExecutor, LastResultGenerator, LLMPlanner, Query, RuleVerifier, StopReason
+from midflight.agent.types import Trajectory
+from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Sampling
+from midflight.engines.http import Client, Limits, Patience
+from midflight.engines.openai import Endpoint, OpenAIEngine
+from midflight.tools.base import ToolResult, Toolset
+
+ACTION = "Sub-goal: find how many people live there\nTool: population\nContext: Peru"
+LATENCY = 0.2
+WORKERS = 16
+MODEL = Endpoint("stub", context_length=100_000)
+
+
+class Population:
+    """A tool that answers at once."""
+
+    name = "population"
+    description = "How many people live in a country."
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": {"country": {"type": "string"}},
+        "required": ["country"],
+        "additionalProperties": False,
+    }
+
+    async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        return ToolResult("32933835")
+
+
+class BlockingEngine(OpenAIEngine):
+    """The same requests over one connection that is waited for."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__("stub", Client(f"http://127.0.0.1:{port}/v1", Patience(Limits())), MODEL)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        headers = {"Content-Type": "application/json"}
+        self._connection.request("POST", "/v1/chat/completions", json.dumps(self.body(request)).encode(), headers)
+        answer = json.loads(self._connection.getresponse().read())
+        return Generation(answer["choices"][0]["message"]["content"], FinishReason.STOP, sampling=request.sampling)
+
+
+def flow_on(engine: Engine, turns: int) -> AgentFlow:
+    planner = LLMPlanner(engine, sampling=Sampling(temperature=0.7, max_tokens=200))
+    rules = (DirectExecutor(), RuleVerifier(), LastResultGenerator())
+    return AgentFlow(planner, *rules, Toolset([Population()]), max_turns=turns, max_seconds=600, memory_tokens=2000)
+
+
+def query(number: int) -> Query:
+    return Query(f"How many people live in Peru, asked for the {number}th time?", str(number), number)
+
+
+def checked(trajectories: list[Trajectory], turns: int) -> None:
+    for one in trajectories:
+        assert one.stop_reason is StopReason.MAX_TURNS and len(one.turns) == turns, one
+
+
+@contextmanager
+def stub(seconds: float) -> Iterator[int]:
+    """The port of a stub server."""
+    command = [sys.executable, str(Path(__file__).with_name("stub_server.py")), ACTION, str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def resident() -> int:
+    """Bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def live(port: int, count: int, turns: int, at_once: int) -> tuple[list[Trajectory], float, float, int]:
+    """Trajectories, wall and processor seconds, and bytes added when the last one came to its last turn."""
+    limits = Limits(concurrency=at_once, attempt_seconds=60)
+    engine = OpenAIEngine("stub", Client(f"http://127.0.0.1:{port}/v1", Patience(limits)), MODEL)
+    flow, before, most = flow_on(engine, turns), resident(), 0
+
+    def seen(turn: Any) -> None:
+        nonlocal most
+        if turn.index == turns - 1:
+            ahead[0] += 1
+            if ahead[0] == count:
+                most = resident()
+
+    ahead = [0]
+    began, worked = time.perf_counter(), time.process_time()
+    made = await asyncio.gather(*(flow.run(query(number), seen) for number in range(count)))
+    return list(made), time.perf_counter() - began, time.process_time() - worked, most - before
+
+
+def pooled(port: int, count: int, turns: int) -> float:
+    """Wall seconds of the same work in threads."""
+
+    def one(number: int) -> Trajectory:
+        return asyncio.run(flow_on(BlockingEngine(port), turns).run(query(number)))
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        made = list(pool.map(one, range(count)))
+    seconds = time.perf_counter() - began
+    checked(made, turns)
+    return seconds
+
+
+def measure(count: int, turns: int, at_once: int, pool: bool) -> dict[str, Any]:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    with stub(LATENCY) as port:
+        warm, *_ = asyncio.run(live(port, 4, turns, 4))  # imports and caches
+        checked(warm, turns)
+        gc.collect()
+        gc.freeze()
+        unbounded, wall_unbounded, _, added = asyncio.run(live(port, count, turns, count))
+        checked(unbounded, turns)
+        del unbounded
+        made, wall, worked, _ = asyncio.run(live(port, count, turns, at_once))
+        checked(made, turns)
+        in_pool = pooled(port, count, turns) if pool else None
+    ideal = turns * LATENCY * max(count / at_once, 1.0)
+    return {
+        "overhead_ms_per_turn": round(1000 * worked / (count * turns), 3),
+        "trajectories": count,
+        "ratio_to_ideal": round(wall / ideal, 3),
+        "kb_per_trajectory": round(added / count / 1024, 1),
+        "ratio_to_thread_pool": None if in_pool is None else round(in_pool / wall, 1),
+        "ratio_all_at_once": round(wall_unbounded / (turns * LATENCY), 3),
+        "turns": turns,
+        "concurrency": at_once,
+        "latency_ms": 1000 * LATENCY,
+        "seconds": round(wall, 3),
+        "ideal_seconds": round(ideal, 3),
+        "thread_pool_seconds": None if in_pool is None else round(in_pool, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the agent's loop costs.")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--trajectories", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--concurrency", type=int, default=256, help="requests under way at a time")
+    parser.add_argument("--no-pool", action="store_true", help="leave the thread pool out: it takes a minute")
+    given = parser.parse_args()
+    found = measure(given.trajectories, given.turns, given.concurrency, not given.no_pool)
+    print(json.dumps(found) if given.json else "\n".join(f"{name:<24}{value}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    main()

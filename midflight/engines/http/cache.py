@@ -1,0 +1,66 @@
+"""Answers that are known already, kept on disk.
+
+Invariant: the key is a hash of all that changes an answer: where it was asked, how, and every field of the request. A
+request that draws without a seed is never kept, since the same request is to give another answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sqlite3
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+
+def cache_key(where: str, body: Mapping[str, Any]) -> str | None:
+    """The key of a request to `where` (server and path); None: do not keep its answer."""
+    if body.get("temperature", 1) != 0 and body.get("seed") is None:
+        return None
+    text = json.dumps([where, body], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class ResponseCache:
+    """JSON answers by key in one SQLite file, read and written by a thread of its own."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midflight-cache")
+        self._connection: sqlite3.Connection | None = None
+
+    async def get(self, key: str) -> Any | None:
+        """The answer, or None."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._get, key)
+
+    async def put(self, key: str, answer: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._worker, self._put, key, json.dumps(answer))
+
+    def close(self) -> None:
+        """Wait for what is being written, then close."""
+        self._worker.submit(self._close).result()
+        self._worker.shutdown()
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = NORMAL")
+            self._connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
+        return self._connection
+
+    def _get(self, key: str) -> Any | None:
+        row = self._open().execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def _put(self, key: str, answer: str) -> None:
+        self._open().execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, answer))
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,158 @@
+"""JSON over HTTP to a model server, with a key that stays here.
+
+Invariant: the key is sent to the server and goes nowhere else: whatever comes back, errors included, has it taken out.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from midflight.engines.base import EngineGaveUp
+from midflight.engines.http.patience import Patience, Transient
+from midflight.engines.http.wire import Pool, Reply, WireError
+
+T = TypeVar("T")
+
+TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""Statuses after which the same request may succeed."""
+FOR_GOOD = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
+"""Codes that servers send with status 429 and that waiting does not change."""
+MOST_SAID = 300
+"""Characters of a server's error that are shown."""
+HIDDEN = "[key]"
+
+
+class Malformed(Exception):
+    """An answer is not what the protocol says; the message names the field."""
+
+
+class PromptRefused(EngineGaveUp):
+    """The server refuses the request as it is: a 400 or 413."""
+
+
+class NotThere(EngineGaveUp):
+    """The server has no such path, model or adapter: a 404 or 405."""
+
+
+class Client:
+    """One server. `key` is sent as a bearer token."""
+
+    def __init__(self, base_url: str, patience: Patience, *, key: str | None = None) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.patience = patience
+        self._pool = Pool(self.base_url)
+        self._key = key
+        authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+        self._headers = f"{authorization}Accept: application/json\r\nContent-Type: application/json\r\n"
+
+    def hide(self, text: str) -> str:
+        """`text` without the key."""
+        return text.replace(self._key, HIDDEN) if self._key else text
+
+    async def ask(
+        self,
+        path: str,
+        body: Any,
+        read: Callable[[Any], T],
+        *,
+        tokens: int = 0,
+        before: Callable[[int], None] | None = None,
+        method: str = "POST",
+    ) -> T:
+        """What `read` makes of the JSON answer; it raises Malformed where that is not as it should be.
+
+        `path` goes behind the base URL, "//" starts at the server's root. `tokens`, `before`: see `Patience.run`.
+
+        Raises:
+            PromptRefused: the server will not have this request.
+            EngineGaveUp: it refuses us, or failed every time.
+        """
+        data = b"" if body is None else json.dumps(body).encode()
+
+        async def attempt() -> T:
+            return await self._attempt(method, path, data, read)
+
+        return await self.patience.run(attempt, tokens, before)
+
+    async def _attempt(self, method: str, path: str, data: bytes, read: Callable[[Any], T]) -> T:
+        reply = await self._reply(method, path, data)
+        try:
+            return read(json.loads(self._without_key(reply.body)))
+        except Malformed as error:
+            raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
+        except ValueError:
+            raise Transient(f"{self.base_url}: the answer is not JSON ({len(reply.body)} bytes)") from None
+
+    async def tell(self, path: str, body: Any) -> str:
+        """Ask for something to be done; what the server says to it, on one line.
+
+        Raises: as `ask`.
+        """
+        data = b"" if body is None else json.dumps(body).encode()
+
+        async def attempt() -> str:
+            reply = await self._reply("POST", path, data)
+            return self.hide(" ".join(reply.body.decode("utf-8", "replace").split()))
+
+        return await self.patience.run(attempt)
+
+    async def _reply(self, method: str, path: str, data: bytes) -> Reply:
+        try:
+            reply = await self._pool.ask(method, path, self._headers, data)
+        except (WireError, OSError) as error:
+            raise Transient(self.hide(f"{self.base_url}: {error}")) from None
+        if reply.status != 200:
+            self._refused(reply)
+        return reply
+
+    def _without_key(self, body: bytes) -> bytes:
+        if self._key is None or self._key.encode() not in body:
+            return body
+        return body.replace(self._key.encode(), HIDDEN.encode())
+
+    def _refused(self, reply: Reply) -> None:
+        """Raises what the status means."""
+        code, said = _said(reply.body)
+        message = self.hide(f"{self.base_url}: HTTP {reply.status}{f': {said}' if said else ''}")
+        if reply.status in TRANSIENT and code not in FOR_GOOD:
+            raise Transient(message, _retry_after(reply.headers.get("retry-after", "")))
+        if reply.status in (400, 413, 422):
+            raise PromptRefused(message)
+        if reply.status in (401, 403):
+            message += "; check key_variable and what its key may do"
+        if reply.status in (404, 405):
+            raise NotThere(message)
+        raise EngineGaveUp(message)
+
+
+def _said(body: bytes) -> tuple[str, str]:
+    """Code and message of an error, on one line, as far as the body has them."""
+    code, said = "", body[:10_000].decode("utf-8", "replace")
+    try:
+        error = json.loads(body)
+    except ValueError:
+        error = None
+    if isinstance(error, dict):
+        inner = error.get("error", error.get("detail", error))
+        if isinstance(inner, dict):
+            code, said = str(inner.get("code") or inner.get("type") or ""), str(inner.get("message", inner))
+        else:
+            said = str(inner)
+    line = " ".join(said.split())
+    return code, line if len(line) <= MOST_SAID else line[: MOST_SAID - 3] + "..."
+
+
+def _retry_after(value: str) -> float:
+    """Seconds, from a number or a date; 0 where it says neither."""
+    try:
+        return max(0.0, min(float(value), 86_400.0))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return 0.0

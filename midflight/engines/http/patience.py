@@ -1,0 +1,153 @@
+"""How much is asked of a server at once, how fast, and how often again when it fails.
+
+Invariant: this is the only place that asks a server again. What it gives up on is `EngineGaveUp`, which no caller
+retries; a request is tried again only where the same request may succeed, and never before the time the server named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from midflight.engines.base import EngineGaveUp
+
+T = TypeVar("T")
+
+
+class Transient(Exception):
+    """This attempt failed; the same request may succeed later, after `retry_after` seconds at the earliest."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one engine may ask of its server.
+
+    Args:
+        concurrency: requests under way at a time.
+        requests_per_minute: as the name says; None: as many as come.
+        tokens_per_minute: prompt and answer, by estimate; None: as many as come.
+        retries: further attempts after the first.
+        attempt_seconds: time limit of one attempt.
+        total_seconds: time limit of all attempts and the waits between them, from the first one on.
+        backoff: the first wait is up to so many seconds, and at least half; it doubles with each.
+        most_backoff: no wait is longer, but for one that the server names.
+    """
+
+    concurrency: int = 64
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    retries: int = 4
+    attempt_seconds: float = 120.0
+    total_seconds: float = 300.0
+    backoff: float = 0.5
+    most_backoff: float = 30.0
+
+
+class Patience:
+    """Runs attempts within `Limits`. One for all modules that share an engine."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        name: str = "engine",
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.limits = limits
+        self._name, self._clock, self._sleep, self._jitter = name, clock, sleep, jitter
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._slots = asyncio.Semaphore(limits.concurrency)
+        self._paces = [_Pace(limits.requests_per_minute), _Pace(limits.tokens_per_minute)]
+        self._limited = limits.requests_per_minute is not None or limits.tokens_per_minute is not None
+        self._closed_until = 0.0
+
+    async def run(
+        self, attempt: Callable[[], Awaitable[T]], tokens: int = 0, before: Callable[[int], None] | None = None
+    ) -> T:
+        """What `attempt` gives. It raises Transient for what may be tried again; anything else passes.
+
+        `tokens` is the request's size, prompt and answer, for the limit of tokens; `before` is called with the number
+        of each attempt, from 1, when its turn has come, and may raise.
+
+        Raises:
+            EngineGaveUp: the last attempt failed, or there is no time for another.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._slots = loop, asyncio.Semaphore(self.limits.concurrency)
+        await self._paced(tokens)
+        await self._slots.acquire()
+        began, count, wait = self._clock(), 0, 0.0
+        while True:
+            count += 1
+            try:
+                if before is not None:
+                    before(count)
+                return await self._attempt(attempt, began + self.limits.total_seconds - self._clock())
+            except Transient as error:
+                wait = self._wait(count, error.retry_after)
+                failed = f"{self._name}: {error}"
+                spent = self._clock() - began
+            finally:
+                self._slots.release()
+            if count > self.limits.retries:
+                raise EngineGaveUp(f"{failed} ({count} attempts in {spent:.1f} s)")
+            if spent + wait >= self.limits.total_seconds:
+                raise EngineGaveUp(
+                    f"{failed} ({count} attempts; another would come after total_seconds = "
+                    f"{self.limits.total_seconds:g})"
+                )
+            await self._sleep(wait)
+            await self._paced(tokens)
+            await self._slots.acquire()
+
+    async def _attempt(self, attempt: Callable[[], Awaitable[T]], left: float) -> T:
+        seconds = min(self.limits.attempt_seconds, left)
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                return await attempt()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Transient(f"no answer within {seconds:.3g} s") from None
+
+    def _wait(self, count: int, retry_after: float) -> float:
+        """Seconds until the next attempt; what the server asks for holds for every request of the engine."""
+        if retry_after > 0:
+            self._closed_until = max(self._closed_until, self._clock() + retry_after)
+        longest: float = min(self.limits.backoff * 2.0 ** (count - 1), self.limits.most_backoff)
+        return max(retry_after, longest * (0.5 + 0.5 * self._jitter()))
+
+    async def _paced(self, tokens: int) -> None:
+        if not self._closed_until and not self._limited:
+            return
+        now = self._clock()
+        waits = [pace.take(now, amount) for pace, amount in zip(self._paces, (1, tokens), strict=True)]
+        wait = max(self._closed_until - now, *waits)
+        if wait > 0:
+            await self._sleep(wait)
+
+
+class _Pace:
+    """Amounts a minute, evenly, after a burst of at most a second's worth."""
+
+    def __init__(self, per_minute: float | None) -> None:
+        self._seconds_each = 0.0 if per_minute is None else 60.0 / per_minute
+        self._next = 0.0
+
+    def take(self, now: float, amount: float) -> float:
+        """Seconds to wait before `amount` may be used."""
+        start = max(self._next, now - 1.0)
+        self._next = start + amount * self._seconds_each
+        return max(0.0, start - now)

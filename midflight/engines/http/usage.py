@@ -1,0 +1,99 @@
+"""What engines on servers used and cost, by module, and the budget of a run.
+
+Invariant: every answer a server gave is counted once, whoever asked; the total is the sum over modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from midflight.engines.base import BudgetSpent
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Money for a million tokens, in the unit the user thinks in."""
+
+    prompt: float = 0.0
+    completion: float = 0.0
+
+
+@dataclass
+class Usage:
+    """What was used. `cached` answers came from the response cache: they cost nothing and are no requests."""
+
+    requests: int = 0
+    retries: int = 0
+    cached: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    money: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def add(self, other: Usage) -> None:
+        self.requests += other.requests
+        self.retries += other.retries
+        self.cached += other.cached
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.money += other.money
+
+
+class Ledger:
+    """What a run has used, by module and engine, and the most it may use (None: no bound).
+
+    Requests under way when the budget is spent are finished and counted; no new one is made.
+    """
+
+    def __init__(self, *, tokens: int | None = None, money: float | None = None) -> None:
+        self.of: dict[tuple[str, str], Usage] = {}
+        self.total = Usage()
+        self._tokens, self._money = tokens, money
+
+    def check(self) -> None:
+        """Let one more request be made.
+
+        Raises:
+            BudgetSpent: the budget is spent.
+        """
+        if self._tokens is not None and self.total.tokens >= self._tokens:
+            raise BudgetSpent(f"budget.tokens = {self._tokens}: spent, with {self.total.tokens} tokens")
+        if self._money is not None and self.total.money >= self._money:
+            raise BudgetSpent(f"budget.money = {self._money:g}: spent, with {self.total.money:.4g}")
+
+    def add(self, module: str, engine: str, usage: Usage) -> None:
+        """Count one answer."""
+        self.of.setdefault((module, engine), Usage()).add(usage)
+        self.total.add(usage)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: the total, and by module."""
+        modules = [
+            {"module": module, "engine": engine, **asdict(usage)} for (module, engine), usage in sorted(self.of.items())
+        ]
+        return {"total": asdict(self.total), "modules": modules}
+
+    def lines(self) -> list[str]:
+        """For people: one line a module; none where nothing was asked."""
+        return [f"{module} on {engine}: {_line(usage)}" for (module, engine), usage in sorted(self.of.items())]
+
+
+def difference(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """`Ledger.to_json` of what came between two of it, the total alone."""
+    return {name: value - before["total"][name] for name, value in now["total"].items()}
+
+
+def _line(usage: Usage) -> str:
+    parts = [
+        f"{usage.requests} requests",
+        f"{usage.prompt_tokens} prompt + {usage.completion_tokens} completion tokens",
+    ]
+    parts += [f"{usage.cached} answers from the cache"] if usage.cached else []
+    parts += [f"{usage.retries} retries"] if usage.retries else []
+    parts += [f"cost {usage.money:.4f}"] if usage.money else []
+    return ", ".join(parts)

@@ -1,0 +1,77 @@
+"""Other providers through LiteLLM (an optional extra): its model names say which.
+
+LiteLLM's own retries are off: `Patience` is the one place that asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from midflight.engines.base import EngineGaveUp, PromptTooLong
+from midflight.engines.http import Malformed, Patience, Transient
+from midflight.engines.http.client import HIDDEN, TRANSIENT
+from midflight.engines.openai import Endpoint, TextEngine, read_choice
+from midflight.errors import UserError
+
+
+class LiteLLMEngine(TextEngine):
+    """`TextEngine` over `litellm.acompletion`.
+
+    Raises:
+        UserError: litellm is not installed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        patience: Patience,
+        endpoint: Endpoint,
+        *,
+        key: str | None = None,
+        base_url: str | None = None,
+        **shared: Any,
+    ) -> None:
+        super().__init__(name, endpoint, where=f"litellm {base_url or ''}", **shared)
+        try:
+            import litellm
+        except ModuleNotFoundError:
+            raise UserError(
+                f"engines.{name}.provider = litellm: not installed; run pip install 'midflight[litellm]'"
+            ) from None
+        litellm.suppress_debug_info = True  # it prints where to give feedback
+        self._litellm: Any = litellm
+        self._patience = patience
+        self._key = key
+        self._fixed = {"api_key": key, "base_url": base_url, "num_retries": 0, "drop_params": False}
+
+    async def _asked(self, body: dict[str, Any], tokens: int, before: Callable[[int], None]) -> Any:
+        return await self._patience.run(lambda: self._attempt(body), tokens, before)
+
+    async def _attempt(self, body: dict[str, Any]) -> Any:
+        try:
+            answer = (await self._litellm.acompletion(**body, **self._fixed)).model_dump()
+        except self._litellm.exceptions.ContextWindowExceededError as error:
+            raise PromptTooLong(self._hidden(error)) from None
+        except Exception as error:  # the boundary: LiteLLM has a class for each provider's failures, with a status
+            status = getattr(error, "status_code", None)
+            if status in TRANSIENT:
+                headers = getattr(getattr(error, "response", None), "headers", None) or {}
+                raise Transient(self._hidden(error), _seconds(headers.get("retry-after"))) from None
+            raise EngineGaveUp(f"{self.name}: {self._hidden(error)}") from None
+        try:
+            read_choice(answer, "chat")
+        except Malformed as error:
+            raise Transient(f"{self.name}: the answer has {error}") from None
+        return answer
+
+    def _hidden(self, error: Exception) -> str:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return text.replace(self._key, HIDDEN) if self._key else text
+
+
+def _seconds(value: object) -> float:
+    try:
+        return max(0.0, float(str(value)))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,265 @@
+"""Any server that speaks OpenAI's protocol: chat or completions, over text.
+
+Invariant: it gives no token ids, so nothing it draws can train. What a text must obey is asked of the server where the
+recipe says that the server has it (`structured`); modules parse strictly either way.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeVar
+
+from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong, Structure
+from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, ResponseCache, Usage
+from midflight.engines.http.cache import cache_key
+from midflight.engines.plain import as_chat, as_text
+
+__all__ = ["Endpoint", "OpenAIEngine", "Structured", "TextEngine"]
+
+Structured = Literal["none", "json_schema", "json_object", "grammar"]
+_STRUCTURES: dict[Structured, Structure] = {
+    "none": "text",
+    "json_schema": "json",
+    "json_object": "json",
+    "grammar": "grammar",
+}
+_TOO_LONG = ("context_length_exceeded", "context length", "context window", "maximum context", "prompt is too long")
+_BYTES_A_TOKEN = 3
+"""Of text in general a token has more; code and numbers come close."""
+
+
+def estimated_tokens(text: str) -> int:
+    """Tokens that `text` takes, rather too many than too few: the server's tokenizer is not known here."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_A_TOKEN)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What is asked of a server.
+
+    Args:
+        model: as the server calls it.
+        api: `chat` has the server apply a chat template; `completions` continues plain text.
+        structured: what the server can hold a text to: `json_schema` (`response_format` as OpenAI has it),
+            `json_object` (as llama.cpp has it), `grammar` (vLLM's `structured_outputs` with Lark grammars), or nothing.
+        context_length: most tokens of prompt and answer.
+        max_tokens_field: what the server calls the most new tokens.
+        top_k: the server knows `top_k`.
+    """
+
+    model: str
+    api: Literal["chat", "completions"] = "chat"
+    structured: Structured = "none"
+    context_length: int = 32_768
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    top_k: bool = False
+
+
+class TextEngine:
+    """An engine on a server, as one module sees it. A subclass says how one request is asked.
+
+    `for_module` gives another view of the same engine: connections, limits, cache and ledger are shared.
+    """
+
+    structure: Structure = "text"
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        *,
+        ledger: Ledger | None = None,
+        prices: Prices | None = None,
+        cache: ResponseCache | None = None,
+        where: str = "",
+    ) -> None:
+        self.endpoint = endpoint
+        self.ledger = ledger or Ledger()
+        self.structure = _STRUCTURES[endpoint.structured]
+        self._name, self._module, self._where = name, "", where
+        self._prices = prices or Prices()
+        self._cache = cache
+
+    def for_module(self, module: str) -> Self:
+        """The same engine, whose use is counted as that of `module`."""
+        view = copy.copy(self)
+        view._module = module
+        return view
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def context_length(self) -> int:
+        return self.endpoint.context_length
+
+    def count_tokens(self, text: str) -> int:
+        """An estimate; see `estimated_tokens`."""
+        return estimated_tokens(text)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """See `Engine.generate`. Without ids and log-probs."""
+        if request.grammar is not None and self.structure != "grammar":
+            raise EngineGaveUp(f"{self._name}: this server takes no grammars")
+        if request.json_schema is not None and self.structure == "text":
+            raise EngineGaveUp(f"{self._name}: this server takes no JSON schemas")
+        body = self.body(request)
+        prompt = self._prompt_tokens(request)
+        if prompt + request.sampling.max_tokens > self.context_length:
+            raise PromptTooLong(
+                f"{self._name}: about {prompt} prompt tokens + max_tokens {request.sampling.max_tokens} exceed "
+                f"context_length {self.context_length}"
+            )
+        used = Usage()
+        key = cache_key(f"{self._where} {self.endpoint.api}", body) if self._cache is not None else None
+        try:
+            answer = await self._cache.get(key) if self._cache is not None and key is not None else None
+            if answer is not None:
+                used.cached = 1
+            else:
+                answer = await self._asked(body, prompt + request.sampling.max_tokens, self._counter(used))
+                used.requests = 1
+                self._count(used, answer, prompt)
+                if self._cache is not None and key is not None:
+                    await self._cache.put(key, answer)
+            return self._generation(answer, request)
+        finally:
+            if used != Usage():
+                self.ledger.add(self._module, self._name, used)
+
+    async def _asked(self, body: dict[str, Any], tokens: int, before: Callable[[int], None]) -> Any:
+        """The server's JSON answer to `body`, checked; `before` is called before each attempt."""
+        raise NotImplementedError
+
+    def _counter(self, used: Usage) -> Callable[[int], None]:
+        """Lets no attempt through once the budget is spent, and counts retries."""
+
+        def before(attempt: int) -> None:
+            self.ledger.check()
+            used.retries = attempt - 1
+
+        return before
+
+    def body(self, request: GenerateRequest) -> dict[str, Any]:
+        """The request as JSON."""
+        sampling = request.sampling
+        body: dict[str, Any] = {"model": self.endpoint.model}
+        if self.endpoint.api == "chat":
+            body["messages"] = as_chat(request.messages)
+        else:
+            body["prompt"] = as_text(request.messages)
+        body["temperature"] = sampling.temperature
+        body[self.endpoint.max_tokens_field] = sampling.max_tokens
+        if sampling.top_p < 1:
+            body["top_p"] = sampling.top_p
+        if sampling.top_k and self.endpoint.top_k:
+            body["top_k"] = sampling.top_k
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed & 0x7FFF_FFFF  # the range that all servers take
+        if request.grammar is not None:
+            body["structured_outputs"] = {"grammar": request.grammar}
+        if request.json_schema is not None:
+            schema = json.loads(request.json_schema)
+            if self.structure == "grammar":
+                body["structured_outputs"] = {"json": schema}
+            elif self.endpoint.structured == "json_object":
+                body["response_format"] = {"type": "json_object", "schema": schema}
+            else:
+                wanted = {"name": "answer", "strict": _is_strict(schema), "schema": schema}
+                body["response_format"] = {"type": "json_schema", "json_schema": wanted}
+        return body
+
+    def _prompt_tokens(self, request: GenerateRequest) -> int:
+        return sum(self.count_tokens(part) for message in request.messages for part in message.parts)
+
+    def _count(self, used: Usage, answer: Any, prompt: int) -> None:
+        """Put tokens and money into `used`; a server that does not say is counted by estimate."""
+        said = answer.get("usage") or {}
+        used.prompt_tokens = _whole(said.get("prompt_tokens"), prompt)
+        drawn = _whole(said.get("completion_tokens"), None)
+        used.completion_tokens = (
+            self.count_tokens(read_choice(answer, self.endpoint.api)[0]) if drawn is None else drawn
+        )
+        prices = self._prices
+        used.money = (used.prompt_tokens * prices.prompt + used.completion_tokens * prices.completion) / 1e6
+
+    def _generation(self, answer: Any, request: GenerateRequest) -> Generation:
+        text, finish = read_choice(answer, self.endpoint.api)
+        return Generation(text, finish, sampling=request.sampling, grammar=request.grammar)
+
+
+class OpenAIEngine(TextEngine):
+    """`TextEngine` over HTTP."""
+
+    def __init__(self, name: str, client: Client, endpoint: Endpoint, **shared: Any) -> None:
+        super().__init__(name, endpoint, where=client.base_url, **shared)
+        self.client = client
+
+    async def _asked(self, body: dict[str, Any], tokens: int, before: Callable[[int], None]) -> Any:
+        def read(answer: Any) -> Any:
+            read_choice(answer, self.endpoint.api)
+            return answer
+
+        path = "/chat/completions" if self.endpoint.api == "chat" else "/completions"
+        try:
+            return await self.client.ask(path, body, read, tokens=tokens, before=before)
+        except PromptRefused as error:
+            if any(phrase in str(error).lower() for phrase in _TOO_LONG):
+                raise PromptTooLong(str(error)) from None
+            raise
+
+
+def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:
+    """Text and finish reason of the only choice.
+
+    Raises:
+        Malformed: the answer has no such thing.
+        EngineGaveUp: the server ended the text for another reason, such as a filter.
+    """
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
+        raise Malformed("no list of one choice")
+    choice = choices[0]
+    if api == "chat":
+        message = choice.get("message")
+        text = message.get("content") if isinstance(message, Mapping) else None
+        if text is None and isinstance(message, Mapping) and "content" in message:
+            text = ""  # a model that spent all its tokens on thinking
+    else:
+        text = choice.get("text")
+    if not isinstance(text, str):
+        raise Malformed("no text in its choice")
+    reason = choice.get("finish_reason")
+    if reason == "stop":
+        return text, FinishReason.STOP
+    if reason == "length":
+        return text, FinishReason.LENGTH
+    if isinstance(reason, str):
+        raise EngineGaveUp(f"the server ended the answer for the reason {reason[:40]!r}")
+    raise Malformed("no finish_reason in its choice")
+
+
+def _is_strict(schema: Any) -> bool:
+    """Whether every object in a schema has all its properties and no others, which is what OpenAI holds texts to."""
+    if isinstance(schema, list):
+        return all(map(_is_strict, schema))
+    if not isinstance(schema, Mapping):
+        return True
+    properties = schema.get("properties")
+    if schema.get("type") == "object" or properties is not None:
+        if schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(properties or ()):
+            return False
+    return all(map(_is_strict, schema.values()))
+
+
+T = TypeVar("T")
+
+
+def _whole(value: object, otherwise: T) -> int | T:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise

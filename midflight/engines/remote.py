@@ -1,0 +1,83 @@
+"""From an engine's settings to the engine, for those that are on a server."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from midflight.engine_config import EngineConfig
+from midflight.engines.http import Client, Ledger, Limits, Patience, Prices, ResponseCache
+from midflight.engines.litellm import LiteLLMEngine
+from midflight.engines.openai import Endpoint, OpenAIEngine, TextEngine
+from midflight.errors import UserError
+from midflight.paths import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[TextEngine, Sequence[ResponseCache]]:
+    """The engine, and what is to be closed behind it.
+
+    Raises:
+        UserError: the key's environment variable is not set, or a package is missing.
+    """
+    key = key_of(name, settings)
+    patience = Patience(
+        Limits(
+            concurrency=settings.concurrency,
+            requests_per_minute=settings.requests_per_minute,
+            tokens_per_minute=settings.tokens_per_minute,
+            retries=settings.retries,
+            attempt_seconds=settings.attempt_seconds,
+            total_seconds=settings.total_seconds,
+        ),
+        name=name,
+    )
+    endpoint = Endpoint(
+        settings.model,
+        api=settings.api,
+        structured=settings.structured,
+        context_length=settings.context_length,
+        max_tokens_field=settings.max_tokens_field,
+    )
+    cache = ResponseCache(cache_folder() / "responses.sqlite") if settings.cache else None
+    prices = Prices(settings.prompt_price, settings.completion_price)
+    closing = [] if cache is None else [cache]
+    if settings.provider == "litellm":
+        engine: TextEngine = LiteLLMEngine(
+            name,
+            patience,
+            endpoint,
+            key=key,
+            base_url=settings.base_url,
+            ledger=ledger,
+            prices=prices,
+            cache=cache,
+        )
+        return engine, closing
+    assert settings.base_url is not None, "engine_rules lets no server without an address through"
+    client = Client(settings.base_url, patience, key=key)
+    if settings.provider == "vllm":
+        from midflight.engines.vllm import VllmEngine, load_tokenizer  # tokenizer and grammars come with torch
+
+        tokenizer = load_tokenizer(settings.tokenizer or settings.model, name)
+        return VllmEngine(name, client, endpoint, tokenizer, ledger=ledger, prices=prices), closing
+    return OpenAIEngine(name, client, endpoint, ledger=ledger, prices=prices, cache=cache), closing
+
+
+def key_of(name: str, settings: EngineConfig) -> str | None:
+    """The key, from the environment.
+
+    Raises:
+        UserError: the variable is not set, or its value can be no key.
+    """
+    variable = settings.key_variable
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise UserError(f"engines.{name}.key_variable = {variable}: not set in the environment; export {variable}=...")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UserError(f"engines.{name}.key_variable = {variable}: its value has characters that no key has")
+    return key

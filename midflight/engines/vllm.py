@@ -1,0 +1,319 @@
+"""A vLLM server as an engine that can train: token ids in and out, and the log-prob of each drawn token.
+
+Invariant: a generation is exactly what the server drew, from exactly the weights that were last put there: ids and
+log-probs are of one length, and an answer that another adapter gave is no answer. Log-probs are those after
+temperature and grammar, which a server started with `--logprobs-mode processed_logprobs` gives; `check` finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong, Structure
+from midflight.engines.http import Client, Malformed, NotThere, PromptRefused, Usage
+from midflight.engines.local.grammar import Masks
+from midflight.engines.local.models import resolve
+from midflight.engines.local.prompts import PromptEncoder
+from midflight.engines.openai import Endpoint, TextEngine
+from midflight.errors import UserError
+from midflight.seeds import derive
+
+RESET_ATTEMPTS = 20
+"""A prefix cache cannot be emptied while a request holds blocks of it; there are 0.1 s between attempts."""
+UNCHANGED = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Else a model's generation_config.json would bend the distribution, which the trainer does not know of."""
+ROUNDING = 1e-4
+"""By so much a log-prob may exceed 0."""
+_FORCED = 'start: "a"\n'
+_FORCED_TOLERANCE = 1e-3
+
+
+@dataclass
+class _Weights:
+    """What the server draws from, shared by all views of an engine."""
+
+    model: str
+    version: int = 0
+    generated_tokens: int = 0
+
+
+class VllmEngine(TextEngine):
+    """`TextEngine` with ids. `tokenizer` is that of the model.
+
+    `check` proves that the server has what training needs, `swap` changes the weights, `probe` shows them.
+    """
+
+    structure: Structure = "grammar"
+
+    def __init__(self, name: str, client: Client, endpoint: Endpoint, tokenizer: Any, **shared: Any) -> None:
+        super().__init__(name, endpoint, where=client.base_url, **shared)
+        self.structure = "grammar"
+        self.client = client
+        self.tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, chat_template=endpoint.api == "chat")
+        self._masks = Masks(tokenizer, len(tokenizer))
+        self._weights = _Weights(endpoint.model)
+        self._ends = frozenset({tokenizer.eos_token_id} - {None})
+
+    @property
+    def weights_version(self) -> int:
+        return self._weights.version
+
+    @property
+    def generated_tokens(self) -> int:
+        """Drawn by all views of this engine."""
+        return self._weights.generated_tokens
+
+    def count_tokens(self, text: str) -> int:
+        return len(self._encoder.encode_text(text))
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """See `Engine.generate`."""
+        sampling = request.sampling
+        prompt = request.prompt_ids or tuple(i for part in self._encoder.encode(request.messages) for i in part)
+        if len(prompt) + sampling.max_tokens > self.context_length:
+            raise PromptTooLong(
+                f"{self.name}: {len(prompt)} prompt tokens + max_tokens {sampling.max_tokens} exceed context_length "
+                f"{self.context_length}"
+            )
+        weights = _Weights(self._weights.model, self._weights.version)
+        body: dict[str, Any] = {
+            "model": weights.model,
+            "prompt": prompt,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_tokens": sampling.max_tokens,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            **UNCHANGED,
+        }
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if request.grammar is not None:
+            body["structured_outputs"] = {"grammar": request.grammar}
+
+        def read(answer: Any) -> Generation:
+            return self._read(answer, request, prompt, weights)
+
+        used = Usage()
+        try:
+            drawn = await self._ask(body, read, len(prompt) + sampling.max_tokens, self._counter(used))
+            used.requests, used.prompt_tokens, used.completion_tokens = 1, len(prompt), len(drawn.ids)
+            self._weights.generated_tokens += len(drawn.ids)
+            prices = self._prices
+            used.money = (len(prompt) * prices.prompt + len(drawn.ids) * prices.completion) / 1e6
+            return drawn
+        finally:
+            if used != Usage():
+                self.ledger.add(self._module, self.name, used)
+
+    async def _ask(
+        self, body: Any, read: Callable[[Any], Generation], tokens: int, before: Callable[[int], None]
+    ) -> Generation:
+        try:
+            return await self.client.ask("/completions", body, read, tokens=tokens, before=before)
+        except PromptRefused as error:
+            if "context length" in str(error).lower():
+                raise PromptTooLong(str(error)) from None
+            raise
+
+    def _read(self, answer: Any, request: GenerateRequest, prompt: Sequence[int], weights: _Weights) -> Generation:
+        """Raises Malformed where the answer is not of this request, or not whole."""
+        choice = _choice(answer)
+        if answer.get("model") != weights.model:
+            raise Malformed(f"weights of {str(answer.get('model'))[:80]!r}, not of {weights.model!r}")
+        if choice.get("prompt_token_ids") not in (None, list(prompt)):
+            raise Malformed("another prompt's ids")
+        ids, logprobs = _drawn(choice)
+        most = request.sampling.max_tokens
+        if not 1 <= len(ids) <= most:
+            raise Malformed(f"{len(ids)} tokens where 1 to {most} were asked for")
+        finish = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(str(choice.get("finish_reason")))
+        if finish is None:
+            raise EngineGaveUp(f"{self.name}: ended for the reason {str(choice.get('finish_reason'))[:40]!r}")
+        forced: tuple[bool, ...] = (False,) * len(ids)
+        if request.grammar is not None:
+            ids, forced = self._forced(request.grammar, ids)
+        ended = finish is FinishReason.STOP and bool(ids) and ids[-1] in self._ends
+        return Generation(
+            text=self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False),
+            finish_reason=finish,
+            prompt_ids=tuple(prompt),
+            ids=ids,
+            logprobs=tuple(0.0 if only else value for value, only in zip(logprobs, forced, strict=False)),
+            forced=forced,
+            weights_version=weights.version,
+            sampling=request.sampling,
+            grammar=request.grammar,
+        )
+
+    def _forced(self, grammar: str, ids: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+        """The ids up to the grammar's end, and where it left no choice. vLLM draws an end token behind that end."""
+        matcher = self._masks.start(grammar)
+        forced: list[bool] = []
+        for position, token in enumerate(ids):
+            if matcher.is_stopped():
+                return ids[:position], tuple(forced)
+            mask = self._masks.allowed(matcher)
+            if token >= len(mask) or not mask[token]:
+                raise Malformed(f"a token at position {position} that its grammar forbids")
+            forced.append(int(mask.sum()) == 1)
+            matcher.consume_token(token)
+        return ids, tuple(forced)
+
+    async def check(self) -> None:
+        """Prove that the server offers what training needs.
+
+        Raises:
+            UserError: it does not; the line names the flag to start it with.
+            EngineGaveUp: it does not answer.
+        """
+        served = await self.client.ask("/models", None, _served, method="GET")
+        if self.endpoint.model not in served:
+            raise UserError(
+                f"engines.{self.name}.model = {self.endpoint.model}: the server has {', '.join(served) or 'none'}; "
+                "set one of these, or start it with --served-model-name"
+            )
+        key = f"engines.{self.name}.base_url = {self.client.base_url}: the server"
+        prompt = tuple(self._encoder.encode_text("The letter: "))
+        body = {
+            "model": self.endpoint.model,
+            "prompt": prompt,
+            "max_tokens": 4,
+            "temperature": 1.0,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "structured_outputs": {"grammar": _FORCED},
+        }
+        try:
+            _, logprobs = await self.client.ask("/completions", body, lambda answer: _drawn(_choice(answer)))
+        except PromptRefused as error:
+            raise UserError(
+                f"{key} takes no Lark grammars; start it with "
+                f'--structured-outputs-config \'{{"backend": "guidance"}}\' ({error})'
+            ) from None
+        except EngineGaveUp as error:
+            if "the answer has" not in str(error):
+                raise
+            raise UserError(f"{key} gives no token ids or log-probs; use vLLM 0.10.2 or newer ({error})") from None
+        if max(map(abs, logprobs), default=1.0) > _FORCED_TOLERANCE:
+            raise UserError(
+                f"{key} gives log-probs from before grammar and temperature; start it with "
+                "--logprobs-mode processed_logprobs"
+            )
+        try:
+            await self.client.tell("/load_lora_adapter", {"lora_name": "", "lora_path": ""})
+        except NotThere:
+            raise UserError(
+                f"{key} takes no adapters while it runs; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its "
+                "environment, --enable-lora and --max-lora-rank of at least model.lora.rank"
+            ) from None
+        except PromptRefused:
+            pass  # it does, and has refused this empty one
+        try:
+            await self.client.tell("//reset_prefix_cache", None)
+        except NotThere:
+            raise UserError(
+                f"{key} cannot empty its prefix cache; start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+            ) from None
+
+    async def swap(self, adapter: Path, version: int) -> None:
+        """Draw from the adapter in a folder that the server can read, and from nothing that was computed before it.
+
+        Its name on the server holds where the folder lies, so that runs which share a server do not share adapters.
+
+        Raises:
+            EngineGaveUp: the server does not take it.
+        """
+        before = self._weights.model
+        run = derive(adapter.resolve().parent) % 16**8
+        name = f"{self.endpoint.model}-{run:08x}-v{version}"
+        loading = {"lora_name": name, "lora_path": str(adapter.resolve())}
+        if name == before:
+            await self.client.tell("/unload_lora_adapter", {"lora_name": name})
+        try:
+            await self.client.tell("/load_lora_adapter", loading)
+        except PromptRefused as error:
+            if "already been loaded" not in str(error):
+                raise
+            await self.client.tell("/unload_lora_adapter", {"lora_name": name})  # an earlier process left it
+            await self.client.tell("/load_lora_adapter", loading)
+        self._weights.model, self._weights.version = name, version
+        if before not in (self.endpoint.model, name):
+            await self.client.tell("/unload_lora_adapter", {"lora_name": before})
+        for _ in range(RESET_ATTEMPTS):
+            if "false" not in (await self.client.tell("//reset_prefix_cache", None)).lower():
+                return
+            await asyncio.sleep(0.1)
+        raise EngineGaveUp(f"{self.name}: the server does not empty its prefix cache: its requests do not end")
+
+    async def probe(self, ids: Sequence[int]) -> list[float]:
+        """Log-probs [len(ids) - 1] of fixed ids under the weights that draw, to compare with the trainer's."""
+        model = self._weights.model
+        body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+
+        def read(answer: Any) -> list[float]:
+            found = _choice(answer).get("prompt_logprobs")
+            if answer.get("model") != model:
+                raise Malformed(f"weights of {str(answer.get('model'))[:80]!r}, not of {model!r}")
+            if not isinstance(found, list) or len(found) != len(ids):
+                raise Malformed("no log-prob for each token of the prompt")
+            try:
+                return [float(at[str(token)]["logprob"]) for at, token in zip(found[1:], ids[1:], strict=True)]
+            except (KeyError, TypeError, ValueError):
+                raise Malformed("no log-prob of a token of the prompt") from None
+
+        return await self.client.ask("/completions", body, read)
+
+
+def load_tokenizer(name: str, engine: str) -> Any:
+    """The tokenizer of `name`: a folder, a Hub name or the embedded model.
+
+    Raises:
+        UserError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(resolve(name))
+    except (OSError, ValueError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"engines.{engine}.tokenizer = {name}: cannot be loaded; give a folder or a Hub name ({line})"
+        ) from None
+
+
+def _served(answer: Any) -> list[str]:
+    models = answer.get("data") if isinstance(answer, Mapping) else None
+    if not isinstance(models, list) or not all(isinstance(one, Mapping) and "id" in one for one in models):
+        raise Malformed("no list of models")
+    return [str(one["id"]) for one in models]
+
+
+def _choice(answer: Any) -> Mapping[str, Any]:
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
+        raise Malformed("no list of one choice")
+    return choices[0]
+
+
+def _drawn(choice: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Ids and the log-prob of each."""
+    ids = choice.get("token_ids")
+    said = choice.get("logprobs")
+    logprobs = said.get("token_logprobs") if isinstance(said, Mapping) else None
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise Malformed("no token_ids")
+    if not isinstance(logprobs, list) or not all(isinstance(one, int | float) and one <= ROUNDING for one in logprobs):
+        raise Malformed("no token_logprobs")
+    if len(ids) != len(logprobs):
+        raise Malformed(f"{len(logprobs)} log-probs for {len(ids)} tokens")
+    return tuple(ids), tuple(min(float(one), 0.0) for one in logprobs)

@@ -1,0 +1,11 @@
+"""The base of a recipe's sections."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors and nothing changes after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

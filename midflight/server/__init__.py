@@ -1,0 +1,1 @@
+"""Servers. `python -m midflight.server` serves a local model with the protocol of vLLM."""

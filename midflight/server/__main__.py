@@ -1,0 +1,62 @@
+"""`python -m midflight.server`: a local model with vLLM's protocol, for this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from midflight import recipes, signals
+from midflight.building import load_trained, local_engine
+from midflight.engines.local import LocalEngine
+from midflight.errors import UserError
+from midflight.server.model import ModelServer
+from midflight.server.wire import serving
+
+
+def main(
+    model: Annotated[str, typer.Option(help="smollm2-135m, a run folder, a model folder or a Hub name.")],
+    name: Annotated[str | None, typer.Option(help="What clients call it. Default: the model.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    context_length: Annotated[int, typer.Option(help="Most tokens of prompt and answer.")] = 2048,
+    chat_template: Annotated[bool, typer.Option(help="Apply the model's, to chat requests.")] = True,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    key_variable: Annotated[str | None, typer.Option(help="Environment variable with the key clients bring.")] = None,
+) -> None:
+    """Serve until interrupted. The first line on standard output is the base URL."""
+    key = None if key_variable is None else os.environ.get(key_variable)
+    if key_variable is not None and not key:
+        raise UserError(f"--key-variable {key_variable}: not set in the environment")
+    settings = [f"model.dtype={dtype}", f"model.context_length={context_length}", "training.max_drift=0.05"]
+    template = f"model.chat_template={str(chat_template).lower()}"
+    recipe = recipes.load("quickstart", [f"model.name={model}", *settings, template], tasks=False, training=False)
+
+    def load(folder: Path) -> LocalEngine:
+        return local_engine(recipe, load_trained(recipe, str(folder), lambda line: print(line, file=sys.stderr))[0])
+
+    asyncio.run(_serve(ModelServer(name or model, load(Path(recipe.model.name)), load, key=key), host, port))
+
+
+async def _serve(server: ModelServer, host: str, port: int) -> None:
+    try:
+        async with serving(server.handle, host, port) as taken:
+            print(f"http://{host}:{taken}/v1", flush=True)
+            await asyncio.Event().wait()
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    signals.catch()
+    try:
+        typer.run(main)
+    except UserError as error:
+        print(f"midflight.server: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        os._exit(130)  # the engine's thread may be in the middle of a batch

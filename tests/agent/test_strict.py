@@ -1,0 +1,177 @@
+"""Model text of any kind: never a crash and never a guess, in every format."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from midflight.agent.actions import action_schema, parse_action, parse_json_action, render_action
+from midflight.agent.generator import parse_answer, parse_json_answer
+from midflight.agent.strict import parse_fields, parse_object
+from midflight.agent.types import Action, Answer, Claim, Verdict
+from midflight.agent.verifier import UNREADABLE, parse_verdict
+from midflight.engines.base import FinishReason, Generation
+from midflight.tools.base import FINISH, Toolset
+from tests.agent.doubles import PairTool
+
+PIECES = (
+    ["Sub-goal: ", "Tool: ", "Context: ", "Result: ", "Memory: ", "Contradictions: ", "Reason: ", "Answer: ", FINISH]
+    + [
+        "valid",
+        "invalid",
+        "sufficient",
+        "insufficient",
+        "none",
+        "pair",
+        "find it",
+        "\n",
+        "\n\n",
+        " ",
+        "```",
+        "```json\n",
+    ]
+    + ["{", "}", "[", "]", '"', ":", ", ", "null", "true", "NaN", "1e999", "\\ud800", "\\u0000", "\ud800", "\x00", "\r"]
+    + ['"sub_goal"', '"tool"', '"context"', '"result"', '"memory"', '"contradictions"', '"reason"', '"answer"']
+    + ['"claims"', '"text"', '"turns"', '"sources"', "[turn 1]", "[turn 1: x]", "[turn 99999999999]", "<|im_end|>"]
+    + ["\u2028", "😀", "Ω", "٣", "<think>", "</think>", "9" * 50]
+)
+WHOLE = [
+    " pair: a\n",
+    "finish\n",
+    "Sub-goal: find it\nTool: pair\nContext: a\nb",
+    "Sub-goal: find it\nTool: finish",
+    '{"sub_goal": "find it", "tool": "pair", "context": "a"}',
+    "Result: valid\nMemory: sufficient\nContradictions: none\nReason: x\n",
+    '{"result": "valid", "memory": "sufficient", "contradictions": [], "reason": "x"}',
+    "Answer: x [turn 1]. y\n",
+    '{"answer": "x", "claims": [{"text": "x", "turns": [1], "sources": ["x"]}]}',
+]
+RESULTS = {1: "x"}
+JSON_ERRORS = (ValueError, RecursionError)
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Whole answers with something changed, and pieces in any order."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(count):
+        text = draw.choice(WHOLE) if number % 4 else "".join(draw.choices(PIECES, k=draw.randrange(12)))
+        for _ in range(draw.randrange(3)):
+            at, end = sorted(draw.randrange(len(text) + 1) for _ in range(2))
+            text = text[:at] + draw.choice((draw.choice(PIECES), "", text[at:end] * 2)) + text[end:]
+        made.append(text)
+    return made
+
+
+def loads(text: str) -> object:
+    try:
+        return json.loads(text)
+    except JSON_ERRORS:
+        return None
+
+
+def check(text: str) -> int:
+    """Every parser on one text; whatever is read spells exactly what was written. Returns how many read it."""
+    said, found = Generation(text, FinishReason.STOP), 0
+    for style in ("compact", "full"):
+        action, problem = parse_action(said, style)  # type: ignore[arg-type]
+        assert (action is None) == bool(problem)
+        if action is not None and action.tool != FINISH:
+            assert render_action(action, style).strip() == text.strip()  # type: ignore[arg-type]
+            found += 1
+    action, problem = parse_json_action(said)
+    assert (action is None) == bool(problem)
+    if action is not None:
+        spelt = {"sub_goal": action.sub_goal, "tool": action.tool, "context": action.context}
+        assert loads(text) == spelt or action.tool == FINISH
+        found += 1
+    verdict = parse_verdict(said)
+    if verdict.reason != UNREADABLE:
+        memory = "sufficient" if verdict.sufficient else "insufficient"
+        lines = text.split("\n")
+        assert lines[:2] == [f"Result: {'valid' if verdict.valid else 'invalid'}", f"Memory: {memory}"]
+        assert len([line for line in lines if line]) == 4
+        assert verdict.stop == (verdict.sufficient and not verdict.contradictions)
+        found += 1
+    verdict = parse_verdict(said, json=True)
+    if verdict.reason != UNREADABLE:
+        value = loads(text)
+        assert isinstance(value, dict) and value["contradictions"] == list(verdict.contradictions)
+        assert (value["result"] == "valid", value["memory"] == "sufficient") == (verdict.valid, verdict.sufficient)
+        found += 1
+    for answer in (parse_answer(text, RESULTS), parse_json_answer(said, RESULTS)):
+        assert all(set(claim.turns) <= {1} and set(claim.sources) <= {"x"} for claim in answer.claims)
+        if answer.text:
+            assert "Answer: " in text or '"answer"' in text
+            found += 1
+    return found
+
+
+def test_a_hundred_thousand_texts_are_read_exactly_or_not_at_all() -> None:
+    read = sum(map(check, texts(100_000)))
+    assert 20_000 < read < 100_000  # neither everything nor nothing
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 100_000, '{"a": "' + "x" * 1_000_000, ""])
+def test_extreme_texts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_object(Generation(text, FinishReason.STOP))
+    check(text)
+
+
+def test_objects_have_exactly_the_fields_asked_for() -> None:
+    fields = {"kind": ("a", "b"), "count": int}
+
+    def parsed(text: str, finish: FinishReason = FinishReason.STOP) -> object:
+        try:
+            return parse_fields(Generation(text, finish), fields)
+        except ValueError as error:
+            return str(error)
+
+    assert parsed(' {"kind": "a", "count": 2}\n') == {"kind": "a", "count": 2}
+    assert parsed('{"kind": "a"}') == "its keys are not kind, count"
+    assert parsed('{"kind": "a", "count": 2, "x": 1}') == "its keys are not kind, count"
+    assert parsed('{"kind": "c", "count": 2}') == "kind is not as asked for"
+    assert parsed('{"kind": "a", "count": true}') == "count is not as asked for"
+    assert parsed('{"kind": "a", "kind": "b", "count": 2}') == "a key appears twice"
+    assert parsed('{"kind": "\\ud800", "count": 2}') == "it has half of a character"
+    assert parsed('{"kind": "a", "count": 2}', FinishReason.LENGTH) == "the text was cut off by the token limit"
+
+
+def test_an_action_as_json() -> None:
+    def parsed(text: str) -> Action | None:
+        return parse_json_action(Generation(text, FinishReason.STOP))[0]
+
+    assert parsed('{"sub_goal": "s", "tool": "pair", "context": "a\\nb"}') == Action("s", "pair", "a\nb")
+    assert parsed('{"sub_goal": "s", "tool": "finish", "context": ""}') == Action("s", "finish", "")
+    for wrong in ('"sub_goal": "a\\nb"', '"sub_goal": " "', '"tool": "a b"', '"tool": ""', '"context": " "'):
+        fields = {"sub_goal": "s", "tool": "pair", "context": "c"} | json.loads(f"{{{wrong}}}")
+        assert parsed(json.dumps(fields)) is None, wrong
+    schema = json.loads(action_schema(Toolset([PairTool()])))
+    assert schema["properties"]["tool"]["enum"] == ["pair", "finish"]
+    assert schema["required"] == ["sub_goal", "tool", "context"] and schema["additionalProperties"] is False
+
+
+def test_verdict_and_answer_as_json() -> None:
+    def verdict(**fields: object) -> Verdict:
+        whole = {"result": "valid", "memory": "sufficient", "contradictions": [], "reason": "r"} | fields
+        return parse_verdict(Generation(json.dumps(whole), FinishReason.STOP), json=True)
+
+    assert verdict() == Verdict(True, "r", True, True)
+    assert verdict(contradictions=["1, 2"]) == Verdict(False, "r", True, True, ("1, 2",))
+    assert verdict(result="invalid", memory="insufficient") == Verdict(False, "r", False, False)
+    for wrong in ({"result": "good"}, {"contradictions": "none"}, {"contradictions": [1]}, {"reason": None}, {"x": 1}):
+        assert verdict(**wrong) == Verdict(False, UNREADABLE)
+
+    def answer(*claims: object) -> Answer:
+        text = json.dumps({"answer": " a ", "claims": list(claims)})
+        return parse_json_answer(Generation(text, FinishReason.STOP), {1: "from https://x", 2: ""})
+
+    assert answer({"text": "t", "turns": [2, 1, 1, 3], "sources": ["https://x", "https://y", ""]}) == Answer(
+        "a", (Claim("t", (2, 1), ("https://x",)),)
+    )
+    assert answer({"text": "t", "turns": [3], "sources": ["https://x"]}) == Answer("a", (Claim("t", ()),))
+    for wrong in ("t", {"text": "t", "turns": [1]}, {"text": "t", "turns": [True], "sources": []}):
+        assert answer(wrong) == Answer("")

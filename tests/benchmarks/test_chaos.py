@@ -1,0 +1,65 @@
+"""The chaos benchmark: what it says of trajectories and rewards, and that it would say so if something were wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from midflight.agent.types import StopReason
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+pytestmark = pytest.mark.model  # the engine with token ids brings torch
+
+
+def test_a_fifth_of_the_requests_breaks_and_no_reward_is_unearned(capsys: pytest.CaptureFixture[str]) -> None:
+    import chaos
+
+    sys.argv = ["chaos.py", "--json", "--trajectories", "150", "--seed", "3"]
+    chaos.main()
+    found = json.loads(capsys.readouterr().out)
+    assert (found["trajectories"], found["lost"], found["unearned_rewards"]) == (150, 0, 0)
+    assert sum(found["stop_reasons"].values()) == 150 and found["stop_reasons"]["finished"] > 120
+    assert found["adds_up"] is True and found["key_shown"] is False
+    assert set(found["broken_requests"]) == {
+        "429",
+        "500",
+        "drip",
+        "reset",
+        "stale weights",
+        "stall",
+        "truncated",
+        "wrong schema",
+        "wrong token count",
+    }
+    share = sum(found["broken_requests"].values()) / (sum(found["broken_requests"].values()) + found["good_requests"])
+    assert 0.1 < share < 0.3
+
+
+def test_a_server_that_only_breaks_earns_nothing() -> None:
+    import chaos
+
+    found = chaos.measure(10, 1.0, 0)
+    assert found["stop_reasons"] == {"infrastructure": 10} and found["unearned_rewards"] == 0 and found["adds_up"]
+
+
+def test_an_unearned_reward_is_counted() -> None:
+    import chaos
+
+    from midflight.agent.types import Query, Trajectory
+    from midflight.tasks.base import Task
+    from midflight.training.rollouts import Group
+
+    fine = Trajectory(Query("q"), (), StopReason.FINISHED, None)
+    lost = replace(fine, stop_reason=StopReason.INFRASTRUCTURE)
+    group = Group(Task("2", "q", "4"), (fine, fine, lost, lost), (1.0, 0.0, 0.0, None))
+    assert chaos.judged([group]) == {
+        "stop_reasons": {"finished": 2, "infrastructure": 2},
+        "unearned": 2,
+        "failed": 2,
+        "unscored": 1,
+    }

@@ -1,0 +1,99 @@
+"""The benchmark of the loop, and that nothing in the loop blocks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+
+def test_it_measures_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    import loop_overhead
+
+    sys.argv = ["loop_overhead.py", "--json", "--trajectories", "32", "--turns", "2"]
+    loop_overhead.main()
+    found = json.loads(capsys.readouterr().out)
+    assert (found["trajectories"], found["turns"], found["ideal_seconds"]) == (32, 2, 0.4)
+    assert found["seconds"] == pytest.approx(found["ratio_to_ideal"] * 0.4, abs=0.001) and found["seconds"] > 0.4
+    assert found["thread_pool_seconds"] >= 0.8  # two rounds of 16
+    assert found["ratio_to_thread_pool"] == pytest.approx(found["thread_pool_seconds"] / found["seconds"], rel=0.1)
+    assert found["overhead_ms_per_turn"] > 0 and found["kb_per_trajectory"] >= 0
+
+
+WATCHED = """
+import asyncio, sys, threading, time
+from pathlib import Path
+from midflight.agent import AgentFlow, DirectExecutor, LLMGenerator, LLMPlanner, LLMVerifier, Query
+from midflight.engines.http import Client, Limits, Patience, ResponseCache
+from midflight.engines.openai import Endpoint, OpenAIEngine
+from midflight.tools import tool
+from midflight.tools.base import Toolset
+from tests.engines.serving import chat, error, ok, served
+
+@tool
+def slow(x: str) -> str:
+    "Takes its time."
+    time.sleep(0.01)
+    open(sys.argv[1]).close()
+    return x
+
+def answer(request):
+    if len(server[0].requests) % 7 == 0:
+        return error(500)
+    if b"verdict" in request.body and b"four lines" in request.body:
+        return ok(chat("Result: valid\\nMemory: insufficient\\nContradictions: none\\nReason: more"))
+    if b"final answer" in request.body:
+        return ok(chat("Answer: x [turn 1]"))
+    return ok(chat("Sub-goal: s\\nTool: slow\\nContext: x"))
+
+BLOCKING = {"open", "time.sleep", "sqlite3.connect", "subprocess.Popen", "socket.getaddrinfo", "os.listdir", "os.mkdir"}
+watching, blocked, loop_thread, server = False, [], threading.get_ident(), []
+
+def hook(event, arguments):
+    if watching and event in BLOCKING and threading.get_ident() == loop_thread:
+        blocked.append(event)
+
+async def main():
+    global watching
+    async with served(answer) as double:
+        server.append(double)
+        cache = ResponseCache(Path(sys.argv[1]).with_name("cache.sqlite")) if "cache" in sys.argv else None
+        client = Client(double.base_url, Patience(Limits(backoff=0.001, concurrency=20)))
+        engine = OpenAIEngine("e", client, Endpoint("m"), cache=cache)
+        modules = (LLMPlanner(engine), DirectExecutor(), LLMVerifier(engine), LLMGenerator(engine))
+        flow = AgentFlow(*modules, Toolset([slow]), max_turns=3, memory_tokens=2000)
+        await flow.run(Query("warm", seed=1))
+        watching = True
+        if "blocking" in sys.argv:
+            time.sleep(0)
+            open(sys.argv[1]).close()
+        made = await asyncio.gather(*(flow.run(Query(f"q{n}", seed=n)) for n in range(40)))
+        watching = False
+        assert all(len(one.turns) == 3 and one.answer.text == "x" for one in made), made[0]
+        if cache is not None:
+            cache.close()
+
+def sleep(seconds, really=time.sleep):  # Python 3.11 has no audit event for it
+    hook("time.sleep", ())
+    really(seconds)
+
+time.sleep = sleep
+sys.addaudithook(hook)
+asyncio.run(main())
+print(sorted(set(blocked)))
+"""
+
+
+@pytest.mark.parametrize(("mode", "found"), [("plain", []), ("cache", []), ("blocking", ["open", "time.sleep"])])
+def test_no_call_on_the_event_loop_blocks(tmp_path: Path, mode: str, found: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-c", WATCHED, str(tmp_path / "file"), mode]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(found)

@@ -1,0 +1,276 @@
+"""Asking a server: what is HTTP, what is tried again, what is given up on, and what never leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from midflight.engines.base import EngineGaveUp
+from midflight.engines.http import Client, Limits, Malformed, Patience, PromptRefused
+from midflight.engines.http.wire import Pool, WireError
+from midflight.server.wire import Answer
+from tests.engines.serving import Served, error, ok, served
+
+FAST = Limits(backoff=0.001, attempt_seconds=0.3, total_seconds=2.0, retries=3)
+KEY = "sk-very-secret-0123456789"
+
+
+def client(server: Served, limits: Limits = FAST, key: str | None = None, **clocks: Any) -> Client:
+    return Client(server.base_url, Patience(limits, **clocks), key=key)
+
+
+async def asked(server: Served, limits: Limits = FAST) -> Any:
+    return await client(server, limits).ask("/x", {}, lambda answer: answer)
+
+
+def whole(body: bytes, head: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("raw", "body"),
+    [
+        (whole(b"{}", b"Content-Length: 2"), b"{}"),
+        (whole(b"{}", b"Connection: close"), b"{}"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + whole(b"{}", b"content-length: 2"), b"{}"),
+        (whole(b"1\r\n[\r\n3;x=y\r\n1, \r\n2\r\n2]\r\n0\r\n\r\n", b"Transfer-Encoding: chunked"), b"[1, 2]"),
+        (whole(b"2\r\n{}\r\n0\r\nTrailer: 1\r\n\r\n", b"Transfer-Encoding: chunked"), b"{}"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (whole(b"", b"Content-Length: 0"), b""),
+    ],
+)
+async def test_answers_are_read_however_they_are_sent(raw: bytes, body: bytes) -> None:
+    for size in (len(raw), 1):
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int = size) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            for at in range(0, len(raw), size):
+                writer.write(raw[at : at + size])
+                await writer.drain()
+                await asyncio.sleep(0)
+            writer.close()
+
+        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            assert (await Pool(f"http://127.0.0.1:{port}").ask("GET", "/")).body == body
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "the server closed the connection before its answer was whole"),
+        (whole(b"{", b"Content-Length: 2"), "the server closed the connection before its answer was whole"),
+        (whole(b"5\r\n{}\r\n", b"Transfer-Encoding: chunked"), "the server closed the connection before"),
+        (whole(b"xyz\r\n", b"Transfer-Encoding: chunked"), "not HTTP: a chunk of size b'xyz'"),
+        (whole(b"-2\r\n{}\r\n", b"Transfer-Encoding: chunked"), "not HTTP: a chunk of -2 bytes"),
+        (whole(b"{}", b"Content-Length: two"), "not HTTP: content-length 'two'"),
+        (whole(b"{}{}", b"Content-Length: 2"), "more came than the answer announced"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "not HTTP: 'SSH-2.0-OpenSSH'"),
+        (b"HTTP/1.1 banana\r\n\r\n", "not HTTP: 'HTTP/1.1 banana'"),
+        (b"x" * 70_000, "headers of more than 65536 bytes"),
+    ],
+)
+async def test_what_is_not_a_whole_answer_is_an_error(raw: bytes, message: str) -> None:
+    async with served(raw) as server:
+        with pytest.raises(WireError) as caught:
+            await Pool(server.base_url).ask("POST", "/x")
+        assert str(caught.value).startswith(message)
+
+
+@pytest.mark.asyncio
+async def test_connections_are_kept_and_their_number_is_that_of_requests_at_once() -> None:
+    async with served(ok({}), delay=0.02) as server:
+        pool = Pool(server.base_url)
+        for _ in range(3):
+            await asyncio.gather(*(pool.ask("GET", "/x") for _ in range(5)))
+        assert len({id(request.transport) for request in server.requests}) == 5
+        assert {request.path for request in server.requests} == {"/v1/x"}
+        await pool.ask("GET", "//health")
+        assert server.requests[-1].path == "/health"
+
+
+def test_a_second_event_loop_gets_connections_of_its_own_and_the_first_closes_its_own() -> None:
+    async def twice(pool_of: list[Pool]) -> Served:
+        async with served(ok({})) as server:
+            pool = pool_of[0] if pool_of else Pool(server.base_url)
+            pool_of[:] = [pool]
+            pool._port = int(server.base_url.split(":")[2].split("/")[0])
+            await pool.ask("GET", "/")
+            await pool.ask("GET", "/")
+            assert len({id(request.transport) for request in server.requests}) == 1
+            return server
+
+    pools: list[Pool] = []
+    first = asyncio.run(twice(pools))
+    asyncio.run(twice(pools))
+    assert first.requests[0].transport.is_closing()
+
+
+@pytest.mark.asyncio
+async def test_cancelling_a_request_closes_its_connection_so_that_the_server_stops() -> None:
+    async with served(None) as server:
+        task = asyncio.create_task(asked(server))
+        while not server.requests:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while not server.cancelled:
+            await asyncio.sleep(0.001)
+        assert (server.cancelled, server.at_once) == (1, 0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "failure",
+    [error(status) for status in (408, 409, 425, 429, 500, 502, 503, 504, 529)]
+    + [b"", whole(b'{"a": ', b"Content-Length: 6"), Answer(200, b"<html>"), None],
+)
+async def test_what_may_pass_is_tried_again(failure: Any) -> None:
+    async with served(failure, failure, ok({"a": 1})) as server:
+        assert await asked(server) == {"a": 1}
+        assert len(server.requests) == 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("failure", [error(status) for status in (400, 401, 402, 403, 404, 413, 422, 501)])
+async def test_what_will_not_pass_is_asked_once(failure: Answer) -> None:
+    async with served(failure, ok({})) as server:
+        with pytest.raises(EngineGaveUp) as caught:
+            await asked(server)
+        assert f"HTTP {failure.status}: no" in str(caught.value)
+        assert isinstance(caught.value, PromptRefused) == (failure.status in (400, 413, 422))
+        assert len(server.requests) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_spent_quota_is_not_waited_for() -> None:
+    async with served(error(429, "pay", "insufficient_quota"), ok({})) as server:
+        with pytest.raises(EngineGaveUp, match="HTTP 429: pay"):
+            await asked(server)
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_never_works_is_given_up_on_with_its_last_words() -> None:
+    async with served(error(503, "over\nloaded")) as server:
+        with pytest.raises(EngineGaveUp) as caught:
+            await asked(server)
+        assert "HTTP 503: over loaded (4 attempts in" in str(caught.value)
+        assert len(server.requests) == 4
+
+
+class Clock:
+    """A clock that only `sleep` moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(round(seconds, 6))
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+async def slept(*answers: Any, limits: Limits, requests: int = 1, tokens: int = 0) -> list[float]:
+    clock = Clock()
+    async with served(*answers) as server:
+        asking = client(server, limits, clock=clock, sleep=clock.sleep, jitter=lambda: 1.0)
+        for _ in range(requests):
+            await asking.ask("/x", {}, lambda answer: answer, tokens=tokens)
+    return clock.slept
+
+
+@pytest.mark.asyncio
+async def test_waits_double_up_to_a_bound_and_never_undercut_the_servers() -> None:
+    limits = Limits(backoff=1.0, most_backoff=3.0, retries=5, total_seconds=500)
+    failures = [error(500), error(500), error(500), error(429, **{"Retry-After": "40"})]
+    assert await slept(*failures, ok({}), limits=limits) == [1.0, 2.0, 3.0, 40.0]
+
+
+@pytest.mark.asyncio
+async def test_no_wait_goes_beyond_the_total_time() -> None:
+    clock = Clock()
+    async with served(error(429, **{"Retry-After": "60"}), ok({})) as server:
+        asking = client(server, Limits(total_seconds=50, attempt_seconds=50), clock=clock, sleep=clock.sleep)
+        with pytest.raises(EngineGaveUp, match="another would come after total_seconds = 50"):
+            await asking.ask("/x", {}, lambda answer: answer)
+        assert clock.slept == [] and len(server.requests) == 1
+        await asking.ask("/x", {}, lambda answer: answer)  # of the same engine: it waits as the server said
+        assert clock.slept == [60.0]
+
+
+@pytest.mark.asyncio
+async def test_rates_space_requests_and_tokens() -> None:
+    assert await slept(ok({}), limits=Limits(requests_per_minute=60), requests=4) == [1.0, 1.0]
+    assert await slept(ok({}), limits=Limits(tokens_per_minute=600), requests=3, tokens=50) == [4.0, 5.0]
+
+
+@pytest.mark.asyncio
+async def test_no_more_than_so_many_requests_are_under_way() -> None:
+    async with served(ok({}), delay=0.01) as server:
+        asking = client(server, Limits(concurrency=3))
+        await asyncio.gather(*(asking.ask("/x", {}, lambda answer: answer) for _ in range(12)))
+        assert (server.most_at_once, len(server.requests)) == (3, 12)
+
+
+@pytest.mark.asyncio
+async def test_a_slot_is_free_while_its_request_waits_for_another_attempt() -> None:
+    async with served(error(500), ok({})) as server:
+        asking = client(server, Limits(concurrency=1, backoff=0.2))
+        tasks = [asyncio.create_task(asking.ask("/x", {"n": n}, lambda answer: answer)) for n in range(2)]
+        await asyncio.gather(*tasks)
+        assert [body["n"] for body in server.bodies] == [0, 1, 0]
+
+
+@pytest.mark.asyncio
+async def test_a_wrong_schema_is_tried_again() -> None:
+    def read(answer: Any) -> Any:
+        if "b" not in answer:
+            raise Malformed("no b")
+        return answer["b"]
+
+    async with served(ok({"a": 1}), ok({"b": 2})) as server:
+        assert await client(server).ask("/x", {}, read) == 2
+        assert len(server.requests) == 2
+    async with served(ok({"a": 1})) as server:
+        with pytest.raises(EngineGaveUp, match="the answer has no b"):
+            await client(server).ask("/x", {}, read)
+
+
+@pytest.mark.asyncio
+async def test_nobody_at_the_address_is_given_up_on() -> None:
+    async with served(ok({})) as server:
+        pass
+    with pytest.raises(EngineGaveUp, match="4 attempts"):
+        await asked(server)
+
+
+@pytest.mark.asyncio
+async def test_the_key_is_sent_and_taken_out_of_all_that_comes_back() -> None:
+    echo = f"wrong key: {KEY}"
+    async with served(error(500, echo), ok({"text": echo})) as server:
+        assert await client(server, key=KEY).ask("/x", {}, json.dumps) == '{"text": "wrong key: [key]"}'
+        assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
+    for answer in (error(401, echo), error(500, echo)):
+        async with served(answer) as server:
+            asking = client(server, key=KEY)
+            with pytest.raises(EngineGaveUp) as caught:
+                await asking.ask("/x", {}, lambda answer: answer)
+            shown = [str(caught.value), repr(caught.value), repr(asking), str(caught.value.__cause__)]
+            assert "wrong key: [key]" in shown[0]
+            assert not any(KEY in text for text in shown)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "http://", "https:///v1"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(ValueError):
+        Pool(url)

@@ -1,0 +1,94 @@
+"""The engine over LiteLLM, with a stand-in for the package: what it is given, and what its failures mean."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from midflight.engine_config import EngineConfig
+from midflight.engines.base import EngineGaveUp, GenerateRequest, Message, PromptTooLong, Sampling
+from midflight.engines.http import Ledger
+from midflight.engines.remote import remote_engine
+from midflight.errors import UserError
+from tests.engines.serving import chat
+
+ASKED = GenerateRequest((Message("user", ("<s>hi",)),), Sampling(0.0, max_tokens=9))
+KEY = "sk-very-secret-0123456789"
+
+
+class TooLong(Exception):
+    pass
+
+
+class Failure(Exception):
+    def __init__(self, status_code: int) -> None:
+        super().__init__(f"status {status_code} for {KEY}")
+        self.status_code = status_code
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What `acompletion` was given; `answers` on the module are what it does, in order."""
+    seen: list[dict[str, Any]] = []
+    module: Any = types.ModuleType("litellm")
+    module.exceptions = types.SimpleNamespace(ContextWindowExceededError=TooLong)
+    module.answers = []
+
+    async def acompletion(**given: Any) -> Any:
+        seen.append(given)
+        answer = module.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return types.SimpleNamespace(model_dump=lambda: answer)
+
+    module.acompletion = acompletion
+    monkeypatch.setitem(sys.modules, "litellm", module)
+    monkeypatch.setenv("LITE_KEY", KEY)
+    return seen
+
+
+async def text(*answers: Any) -> str:
+    sys.modules["litellm"].answers[:] = answers  # type: ignore[attr-defined]
+    settings = EngineConfig(provider="litellm", model="anthropic/x", key_variable="LITE_KEY", retries=1)
+    engine, _ = remote_engine("other", settings, Ledger())
+    return (await engine.generate(ASKED)).text
+
+
+@pytest.mark.asyncio
+async def test_it_asks_once_and_tries_again_itself(asked: list[dict[str, Any]]) -> None:
+    assert await text(Failure(529), chat("hello")) == "hello"
+    assert (
+        asked[0]
+        == asked[1]
+        == {
+            "model": "anthropic/x",
+            "messages": [{"role": "user", "content": "< s>hi"}],
+            "temperature": 0.0,
+            "max_tokens": 9,
+            "api_key": KEY,
+            "base_url": None,
+            "num_retries": 0,
+            "drop_params": False,
+        }
+    )
+    assert await text({"choices": []}, chat("again")) == "again"
+
+
+@pytest.mark.asyncio
+async def test_what_will_not_pass_is_final_and_does_not_show_the_key(asked: list[dict[str, Any]]) -> None:
+    for failure in (Failure(401), RuntimeError(KEY)):
+        with pytest.raises(EngineGaveUp) as caught:
+            await text(failure, chat())
+        assert KEY not in str(caught.value) and "[key]" in str(caught.value)
+    assert len(asked) == 2
+    with pytest.raises(PromptTooLong, match="too many"):
+        await text(TooLong("too many"), chat())
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "litellm", None)
+    with pytest.raises(UserError, match=r"engines.other.provider = litellm: not installed; run pip install"):
+        remote_engine("other", EngineConfig(provider="litellm", model="x"), Ledger())

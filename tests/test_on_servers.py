@@ -1,0 +1,163 @@
+"""An agent whose every module is on a server: it starts without torch, and its key is nowhere to be found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from midflight.agent.types import Query, StopReason
+from midflight.building import build_agent
+from midflight.errors import UserError
+from midflight.recipes import load
+from midflight.server.wire import Answer, Request
+from midflight.store import Store
+from midflight.tasks.base import Task
+from tests.engines.serving import chat, error, ok, served
+
+KEY = "sk-very-secret-0123456789"
+RECIPE = """\
+name: served
+engines:
+  strong:
+    {{provider: openai, model: m, base_url: "{url}", key_variable: STRONG_KEY, retries: 2, prompt_price: 2.0}}
+agent:
+  planner: {{engine: strong, max_tokens: 200}}
+  executor: {{kind: direct}}
+  verifier: {{kind: rule}}
+  generator: {{kind: llm, engine: strong, max_tokens: 200}}
+  max_turns: 2
+  tools: [calculator]
+eval_tasks: {{family: "{tasks}", count: null}}
+"""
+
+
+def answer(request: Request) -> Answer:
+    """A server that shows the key in whatever it says."""
+    user = json.loads(request.body)["messages"][-1]["content"]
+    echo = request.headers["authorization"]
+    if "Write the answer." in user:
+        return ok(chat(f"Answer: It is 42 {echo}. [turn 1]\n", usage=(50, 9)))
+    if "Turn 1." in user:
+        return ok(chat("Sub-goal: multiply\nTool: calculator\nContext: 6 * 7", usage=(40, 12)))
+    return ok(chat(f"Sub-goal: {echo}\nTool: finish", usage=(60, 8)))
+
+
+def written(folder: Path, url: str) -> Path:
+    tasks = folder / "tasks.jsonl"
+    question = {"id": "q", "question": "What is 6 times 7?", "answer": "42", "checker": "numeric"}
+    tasks.write_text(json.dumps(question) + "\n")
+    file = folder / "served.yaml"
+    file.write_text(RECIPE.format(url=url, tasks=tasks))
+    return file
+
+
+async def command(*arguments: str) -> tuple[int, str, str]:
+    """`midflight` in a process of its own, which says at its end whether torch was imported."""
+    program = (
+        "import sys; from midflight.cli import run; code = run(sys.argv[1:]); "
+        "heavy = {'torch', 'transformers'} & set(sys.modules); print(heavy or 'light', file=sys.stderr); sys.exit(code)"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "STRONG_KEY": KEY},
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.asyncio
+async def test_solve_and_eval_run_without_torch_and_say_what_was_used(tmp_path: Path) -> None:
+    async with served(answer) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        code, out, err = await command("solve", "What is 6 times 7?", "--recipe", recipe)
+        assert (code, err.splitlines()[-1]) == (0, "light"), err
+        assert "calculator: 6 * 7" in out and "It is 42 Bearer [key]." in out
+        assert "planner on strong: 2 requests, 100 prompt + 20 completion tokens, cost 0.0002" in err
+        assert "generator on strong: 1 requests, 50 prompt + 9 completion tokens, cost 0.0001" in err
+        code, evaluated, said = await command("eval", recipe, "--json")
+        assert (code, said.splitlines()[-1]) == (0, "light"), said
+        result = json.loads(evaluated)
+        assert result["n"] == 1 and result["usage"]["total"]["requests"] == 3
+        prompts = b"".join(request.body for request in server.requests)
+        assert all(KEY not in text for text in (out, err, evaluated, said)) and KEY.encode() not in prompts
+        assert b"[key]" in prompts  # what the planner drew came back in the generator's memory
+
+
+@pytest.mark.asyncio
+async def test_eval_says_how_many_questions_a_spent_budget_left_out(tmp_path: Path) -> None:
+    async with served(answer) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        code, out, err = await command("eval", recipe, "budget.tokens=60", "--json")
+    assert code == 0 and json.loads(out)["stop_reasons"] == {"budget": 1} and json.loads(out)["accuracy"]["mean"] == 0
+    assert "budget spent: 1 trajectories ended without an answer, counted wrong" in err
+
+
+@pytest.mark.asyncio
+async def test_an_error_says_what_to_do_and_not_the_key(tmp_path: Path) -> None:
+    async with served(error(401, f"bad {KEY}")) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        code, out, err = await command("solve", "x", "--recipe", recipe)
+        assert code == 1 and KEY not in out + err
+        assert "infrastructure: planner failed:" in err and "HTTP 401: bad [key]; check key_variable" in err
+        assert len(server.requests) == 1
+    code, _, err = await command("eval", "quickstart")
+    assert (code, "--model: missing, as agent.planner.engine = null" in err) == (2, True)
+    code, _, err = await command("eval", recipe, "--model", "smollm2-135m")
+    assert (code, "--model smollm2-135m: does nothing, as every module names an engine" in err) == (2, True)
+
+
+@pytest.mark.asyncio
+async def test_neither_store_nor_trajectory_has_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRONG_KEY", KEY)
+    async with served(answer) as server:
+        built = build_agent(load(str(written(tmp_path, server.base_url)), training=False))
+        made = await built.flow.run(Query("What is 6 times 7?", seed=1))
+        built.close()
+    assert made.stop_reason is StopReason.FINISHED and made.answer is not None
+    assert KEY not in repr(made) + repr(built) and "[key]" in made.answer.text
+    with Store(tmp_path / "store.sqlite") as store:
+        run = store.start_run("r", {}, 0)
+        task = Task("q", "What is 6 times 7?", "42", "numeric")
+        store.add_trajectory(
+            run, phase="x", step=None, group="g", member=0, task=task, trajectory=made, reward=1.0, advantage=None
+        )
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) >= 3 and not any(KEY.encode() in file.read_bytes() for file in files)
+
+
+@pytest.mark.asyncio
+async def test_a_spent_budget_ends_trajectories_without_a_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRONG_KEY", KEY)
+    async with served(answer) as server:
+        recipe = load(str(written(tmp_path, server.base_url)), ["budget.tokens=150"], training=False)
+        built = build_agent(recipe)
+        first, second = [await built.flow.run(Query("What is 6 times 7?", seed=seed)) for seed in (1, 2)]
+        built.close()
+    assert (first.stop_reason, len(first.turns)) == (StopReason.FINISHED, 2)
+    assert (second.stop_reason, second.turns, second.answer) == (StopReason.BUDGET, (), None)
+    assert second.error == "budget.tokens = 150: spent, with 179 tokens" and second.stop_reason.lost
+    assert built.ledger.total.requests == 3
+
+
+def test_a_missing_key_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STRONG_KEY", raising=False)
+    recipe: Any = load(str(written(tmp_path, "http://127.0.0.1:1/v1")), training=False)
+    with pytest.raises(UserError) as caught:
+        build_agent(recipe)
+    assert str(caught.value) == (
+        "engines.strong.key_variable = STRONG_KEY: not set in the environment; export STRONG_KEY=..."
+    )

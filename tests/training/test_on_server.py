@@ -1,0 +1,107 @@
+"""Training with a server as the sampler: the numbers are those of training in one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from midflight.config import RecipeError
+from midflight.errors import TrainingStopped, UserError
+from midflight.store import RunFolder, Store, read_metrics
+from midflight.tasks.base import Task
+from tests.training.test_trainer import TASKS, recipe, run
+from tests.training.tiny import make_tiny_model
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "midflight.server", "--model", str(model), "--name", "tiny", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process.stdout.readline().strip()
+    process.terminate()
+    process.wait(20)
+
+
+def on_server(url: str, model: Path) -> list[str]:
+    engine = f"{{provider: vllm, model: tiny, base_url: '{url}', tokenizer: {model}, context_length: 2048, retries: 0}}"
+    return [f"engines.sampler={engine}", "agent.planner.engine=sampler"]
+
+
+def drawn(folder: Path) -> list[tuple[int, ...]]:
+    with Store(RunFolder(folder).store) as store:
+        (known,) = store.runs()
+        return [turn.generation.ids for one in store.trajectories(known.id) for turn in one.trajectory.turns]
+
+
+def test_steps_on_a_server_are_the_steps_in_one_process(server: str, model: Path, tmp_path: Path) -> None:
+    here = run(recipe(model, steps=3), tmp_path / "here")
+    there = run(recipe(model, *on_server(server, model), steps=3), tmp_path / "there")
+    assert drawn(tmp_path / "here") == drawn(tmp_path / "there")
+    for one, other in zip(here, there, strict=True):
+        for name in ("reward", "loss", "grad_norm", "kl", "trained_tokens", "generated_tokens"):
+            assert other[name] == pytest.approx(one[name], abs=1e-4), name
+        assert other["usage"]["requests"] == other["trajectories"] == 32 and "usage" not in one
+        assert other["usage"]["completion_tokens"] == other["generated_tokens"]
+    assert [file.name for file in RunFolder(tmp_path / "there").adapters.iterdir()] == ["v3"]
+
+
+def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on(server: str, model: Path, tmp_path: Path) -> None:
+    settings = on_server(server, model)
+    with pytest.raises(TrainingStopped, match=r"step 2: budget.tokens = .*: go on with --resume and a larger budget"):
+        run(recipe(model, *settings, "budget.tokens=2000", steps=3), tmp_path / "run")
+    assert [record["step"] for record in read_metrics(RunFolder(tmp_path / "run").metrics)] == [1]
+    with pytest.raises(TrainingStopped, match="step 2: budget.tokens = 2200"):
+        run(recipe(model, *settings, "budget.tokens=2200", steps=3), tmp_path / "run", resume=True)
+    small = [*settings, "budget.tokens=10", "engines.sampler.concurrency=1"]
+    with pytest.raises(TrainingStopped, match="evaluation before training: budget.tokens = 10"):
+        run(recipe(model, *small), tmp_path / "small", eval_tasks=TASKS)
+    records = run(recipe(model, *settings, "budget.tokens=100000", steps=3), tmp_path / "run", resume=True)
+    assert [record["step"] for record in records] == [1, 2, 3]
+
+
+def test_stragglers_are_cut_off_and_counted(model: Path, tmp_path: Path) -> None:
+    import asyncio
+
+    from midflight.tools import tool
+
+    @tool
+    async def pick(letter: str) -> str:
+        """pick a letter"""
+        await asyncio.sleep(60 if letter[0] in "aeiou" else 0)
+        return letter
+
+    settings = recipe(model, "training.rollout_seconds=3", "agent.planner.temperature=2", steps=1)
+    from midflight.progress import Progress
+    from midflight.training.trainer import train
+
+    tasks = [Task(task.id, task.question, "b") for task in TASKS]
+    train(settings, tmp_path / "run", progress=Progress(), tools=[pick], tasks=tasks)
+    (record,) = read_metrics(RunFolder(tmp_path / "run").metrics)
+    assert 0 < record["stragglers"] < record["trajectories"] == 32
+    assert record["stragglers"] == record["stop_reasons"]["cancelled"]
+    assert record["seconds_rollout"] < 20
+    with Store(RunFolder(tmp_path / "run").store) as store:
+        (known,) = store.runs()
+        for one in store.trajectories(known.id):
+            assert (one.reward is None) == one.trajectory.stop_reason.lost
+
+
+def test_what_the_server_lacks_is_said_before_anything_is_loaded(server: str, model: Path, tmp_path: Path) -> None:
+    wrong = [*on_server(server, model), "engines.sampler.model=other"]
+    with pytest.raises(UserError, match="engines.sampler.model = other: the server has tiny"):
+        run(recipe(model, *wrong), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(RecipeError, match="a server takes new weights as an adapter"):
+        recipe(model, *on_server(server, model), "model.lora=null")
