@@ -63,6 +63,43 @@ class WarmPool(Generic[S]):
         return ready
 
 
+class Shared(Generic[S]):
+    """A thing that is made once and used by all. Who waits for it may be cancelled: the making goes on for the next.
+
+    Use it from one event loop. A making that failed is tried again by who asks next.
+    """
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, S]]) -> None:
+        self._make = make
+        self._attempt: asyncio.Task[S] | None = None
+
+    async def get(self) -> S:
+        """The thing, or what its making raises."""
+        attempt = self._attempt
+        if attempt is None or (attempt.done() and (attempt.cancelled() or attempt.exception() is not None)):
+            attempt = self._attempt = asyncio.get_running_loop().create_task(self._make())
+        return await asyncio.shield(attempt)
+
+    def drop(self, thing: S) -> bool:
+        """Have the next who asks make another; whether `thing` was still the one in use."""
+        attempt = self._attempt
+        used = attempt is not None and attempt.done() and not attempt.cancelled() and attempt.exception() is None
+        if attempt is None or not used or attempt.result() is not thing:
+            return False
+        self._attempt = None
+        return True
+
+    async def take(self) -> S | None:
+        """The thing if there is one, to be ended by the caller; a making that is under way is cancelled."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return None
+        if not attempt.done():
+            attempt.cancel()
+        (made,) = await asyncio.gather(attempt, return_exceptions=True)
+        return None if isinstance(made, BaseException) else made
+
+
 class LoopThread:
     """An event loop in a daemon thread; coroutines are run on it from any other."""
 

@@ -163,6 +163,16 @@ BOMBS = [
         "while True:\n    one = mmap.mmap(-1, 2**26)\n    one.write(b'x' * 2**26)\n    kept.append(one)",
         (Outcome.MEMORY_LIMIT,),
     ),
+    Attack(
+        "memory of sockets",
+        "import os, socket, time\nkept = []\nfor _ in range(3): os.fork()\n"
+        "while True:\n"
+        "    try:\n        kept.append(socket.socketpair())\n        kept[-1][0].setblocking(False)\n"
+        "        while True: kept[-1][0].send(bytes(65536))\n"
+        "    except BlockingIOError:\n        pass\n"
+        "    except OSError:\n        time.sleep(9)",
+        (Outcome.MEMORY_LIMIT,),
+    ),
     refused("memory files", "libc.syscall(319, b'x', 0)"),
     Attack("infinite loop", "while True: pass", (Outcome.CPU_LIMIT,), limits=Limits(wall_seconds=15, cpu_seconds=1)),
     Attack(

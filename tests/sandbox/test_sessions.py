@@ -230,12 +230,32 @@ async def test_a_zygote_that_died_is_replaced() -> None:
     need_bubblewrap()
     with BubblewrapSandbox(box=Box(preload=()), warm=0) as sandbox:
         assert (await sandbox.run(Python("print(1)"))).out == "1\n"
-        assert sandbox._core is not None and sandbox._core._zygote is not None
-        first = sandbox._core._zygote._process
+        assert sandbox._core is not None and sandbox._core._zygote._attempt is not None
+        first = sandbox._core._zygote._attempt.result()._process
         first.kill()
         first.wait()
         assert (await sandbox.run(Python("print(2)"))).out == "2\n"
-        assert sandbox._core._zygote._process.pid != first.pid
+        assert sandbox._core._zygote._attempt.result()._process.pid != first.pid
+
+
+@pytest.mark.asyncio
+async def test_who_gives_up_on_the_start_does_not_undo_it() -> None:
+    need_bubblewrap()
+    with BubblewrapSandbox(warm=0) as sandbox:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sandbox.run(Python("1")), 0.05)
+        assert sandbox._core is not None
+        starting = sandbox._core._zygote._attempt
+        assert starting is not None and not starting.done()
+        assert (await sandbox.run(Python("print(1)"))).out == "1\n" and sandbox._core._zygote._attempt is starting
+    others = set(children(os.getpid()))
+    early = BubblewrapSandbox(warm=0)
+    asked = asyncio.create_task(early.run(Python("1")))
+    while not (boxes := set(children(os.getpid())) - others):
+        await asyncio.sleep(0.001)
+    asked.cancel()
+    await asyncio.to_thread(early.close)
+    assert not any(Path(f"/proc/{box}").exists() for box in boxes)
 
 
 @pytest.mark.asyncio

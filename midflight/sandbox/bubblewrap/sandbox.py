@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from midflight.sandbox.base import Limits, Request, SandboxResult
 from midflight.sandbox.bubblewrap.channel import Channel
 from midflight.sandbox.bubblewrap.zygote import Box, Zygote
-from midflight.sandbox.pool import LoopThread, WarmPool
+from midflight.sandbox.pool import LoopThread, Shared, WarmPool
 
 T = TypeVar("T")
 CLOSE_SECONDS = 30.0
@@ -118,13 +118,11 @@ class _Core:
     """What happens on the sandbox's own loop."""
 
     def __init__(self, box: Box, warm: int, running: int) -> None:
-        self._box = box
         self._turns = asyncio.Semaphore(running)
         self._pool = WarmPool(self._make, warm)
         self._open: set[Channel] = set()
         self._closing: set[asyncio.Task[None]] = set()
-        self._zygote: Zygote | None = None
-        self._starting = asyncio.Lock()
+        self._zygote = Shared(lambda: Zygote.start(box))
 
     async def open(self) -> Channel:
         channel = await self._pool.take()
@@ -163,14 +161,14 @@ class _Core:
         for channel in (*await self._pool.empty(), *self._open):
             await self.end(channel)
         await asyncio.gather(*self._closing)
-        if self._zygote is not None:
-            await self._zygote.close()
+        zygote = await self._zygote.take()
+        if zygote is not None:
+            await zygote.close()
 
     async def _make(self) -> Channel:
-        async with self._starting:
-            if self._zygote is None or not self._zygote.alive:
-                if self._zygote is not None:
-                    await self._zygote.close()
-                    self._zygote = None
-                self._zygote = await Zygote.start(self._box)
-        return await self._zygote.open()
+        zygote = await self._zygote.get()
+        if not zygote.alive:
+            if self._zygote.drop(zygote):
+                await zygote.close()
+            zygote = await self._zygote.get()
+        return await zygote.open()

@@ -103,6 +103,9 @@ class Zygote:
         except (TimeoutError, OSError) as error:
             ready = b""
             reason = type(error).__name__
+        except BaseException:
+            await zygote.close()
+            raise
         else:
             reason = "it ended"
         if not ready:

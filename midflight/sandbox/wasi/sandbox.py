@@ -21,7 +21,7 @@ from midflight.paths import cache_folder
 from midflight.sandbox.base import Limits, Outcome, Python, Request, SandboxResult
 from midflight.sandbox.bubblewrap.inside import running
 from midflight.sandbox.folder import FolderSession, answered, run_bounded
-from midflight.sandbox.pool import LoopThread
+from midflight.sandbox.pool import LoopThread, Shared
 from midflight.sandbox.wasi.worker import TRAPPED
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class WasiSandbox:
         self._starting = threading.Lock()
         self._thread: LoopThread | None = None
         self._turns: asyncio.Semaphore | None = None
-        self._compiling: asyncio.Lock | None = None
+        self._interpreter: Shared[Path] | None = None
         self._open: set[_Session] = set()
 
     async def open(self) -> WasiSession:
@@ -98,11 +98,13 @@ class WasiSandbox:
         with self._starting:
             if self._thread is None:
                 self._thread = LoopThread("midflight-wasi")
-                self._turns, self._compiling = asyncio.Semaphore(self._running), asyncio.Lock()
+                self._turns, self._interpreter = asyncio.Semaphore(self._running), Shared(self._compiled)
             return self._thread
 
     async def _opened(self) -> _Session:
-        session = _Session(self.limits, await self._compiled(), self._disk_bytes)
+        interpreter = self._interpreter
+        assert interpreter is not None, "started before"
+        session = _Session(self.limits, await interpreter.get(), self._disk_bytes)
         self._open.add(session)
         return session
 
@@ -135,18 +137,14 @@ class WasiSandbox:
         lacking = missing()
         if lacking:
             raise InfrastructureError(f"no WASI sandbox: {lacking}")
-        assert self._compiling is not None, "started before"
-        version = importlib.metadata.version("wasmtime")
-        target = self._cache / f"python-{SHA256[:16]}-wasmtime-{version}"
-        async with self._compiling:
+        target = self._cache / f"python-{SHA256[:16]}-wasmtime-{importlib.metadata.version('wasmtime')}"
+        if not target.exists():
+            source = await asyncio.to_thread(_checked_interpreter)
+            self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            ended = await run_bounded(_worker("compile", str(source), str(target)), {}, self._cache, b"", COMPILE)
             if not target.exists():
-                source = await asyncio.to_thread(_checked_interpreter)
-                self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-                command = _worker("compile", str(source), str(target))
-                ended = await run_bounded(command, {}, self._cache, b"", COMPILE)
-                if not target.exists():
-                    said = ended.err.decode("utf-8", "replace").strip().splitlines() or [ended.cause]
-                    raise InfrastructureError(f"the WASI interpreter cannot be compiled: {said[-1]}")
+                said = ended.err.decode("utf-8", "replace").strip().splitlines() or [ended.cause]
+                raise InfrastructureError(f"the WASI interpreter cannot be compiled: {said[-1]}")
         return target
 
 

@@ -248,7 +248,7 @@ def _over(call: Process, limits: dict[str, Any]) -> str:
         return "cpu"
     if sum(map(_resident, alive)) > limits["memory_bytes"] and sum(map(_share, alive)) > limits["memory_bytes"]:
         return "memory"
-    return ""
+    return "memory" if _sockets() > limits["open_files"] else ""
 
 
 def processes() -> list[int]:
@@ -290,6 +290,12 @@ def _share(process: int) -> int:
             return next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:")), 0)
     except OSError:
         return 0
+
+
+def _sockets() -> int:
+    """Sockets of the session: what waits in them is memory of the kernel that no process is charged for."""
+    with open("/proc/self/net/unix", "rb") as file:
+        return sum(1 for _ in file) - 1
 
 
 def _children_seconds() -> float:
