@@ -25,7 +25,7 @@ def late(file: str, seconds: float) -> str:
 
 
 def fails(kind: str) -> None:
-    print("noise on standard output")
+    print("noise on standard output", flush=True)
     raise {"tool": ToolError, "service": InfrastructureError, "value": ValueError}[kind]("why")
 
 

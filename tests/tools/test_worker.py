@@ -126,7 +126,7 @@ def test_workers_end_with_the_process_that_started_them(busy: bool, tmp_path: Pa
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(work())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
     worker = int(done.stdout)
     end = time.monotonic() + 5
     while Path(f"/proc/{worker}").exists() and time.monotonic() < end:

@@ -265,6 +265,23 @@ def test_what_does_not_answer_is_transient_and_of_a_service_infrastructure() -> 
         asyncio.run(Web(WebOptions(), "search").get("http://127.0.0.1/"))
 
 
+def test_a_password_of_netrc_is_not_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with serving(lambda received: Reply(received.headers.get("authorization", "none"))) as server:
+        assert fetch(server.url, unsafe_allow_loopback=True).body == b"none"
+
+
+def test_the_parameters_of_a_request_are_not_added_to_a_redirect() -> None:
+    def answer(received: Received) -> Reply:
+        there = Reply(status=302, headers={"Location": "/there?b=2"})
+        return there if received.path == "/" else Reply(str(received.query))
+
+    with serving(answer) as server:
+        web = Web(WebOptions(unsafe_allow_loopback=True))
+        assert asyncio.run(web.get(server.url, params={"a": "1"})).body == b"{'b': '2'}"
+
+
 def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch, never: Server) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, never.url)
