@@ -73,6 +73,8 @@ class VllmEngine(TextEngine):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """See `Engine.generate`."""
+        if request.json_schema is not None:
+            raise EngineGaveUp(f"{self.name}: takes a grammar, not a JSON schema")
         sampling = request.sampling
         prompt = request.prompt_ids or tuple(i for part in self._encoder.encode(request.messages) for i in part)
         if len(prompt) + sampling.max_tokens > self.context_length:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -94,21 +95,40 @@ async def test_connections_are_kept_and_their_number_is_that_of_requests_at_once
         assert server.requests[-1].path == "/health"
 
 
-def test_a_second_event_loop_gets_connections_of_its_own_and_the_first_closes_its_own() -> None:
-    async def twice(pool_of: list[Pool]) -> Served:
-        async with served(ok({})) as server:
-            pool = pool_of[0] if pool_of else Pool(server.base_url)
-            pool_of[:] = [pool]
-            pool._port = int(server.base_url.split(":")[2].split("/")[0])
-            await pool.ask("GET", "/")
-            await pool.ask("GET", "/")
-            assert len({id(request.transport) for request in server.requests}) == 1
-            return server
+def test_an_event_loop_closes_its_connections_when_it_ends_and_the_next_gets_its_own() -> None:
+    ready, stop = threading.Event(), threading.Event()
+    there: list[Served] = []
 
-    pools: list[Pool] = []
-    first = asyncio.run(twice(pools))
-    asyncio.run(twice(pools))
-    assert first.requests[0].transport.is_closing()
+    def serve() -> None:
+        async def until_stopped() -> None:
+            async with served(ok({})) as server:
+                there.append(server)
+                ready.set()
+                while not stop.is_set():
+                    await asyncio.sleep(0.01)
+
+        asyncio.run(until_stopped())
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    ready.wait()
+    (server,) = there
+    pool = Pool(server.base_url)
+
+    async def twice() -> set[Any]:
+        await pool.ask("GET", "/")
+        await pool.ask("GET", "/")
+        assert not any(connection._transport.is_closing() for connection in pool._open)
+        return set(pool._open)
+
+    first, second = asyncio.run(twice()), asyncio.run(twice())
+    try:
+        assert len(first) == len(second) == 1 and not first & second
+        assert all(connection._transport.is_closing() for connection in first | second)
+        assert len({id(request.transport) for request in server.requests}) == 2
+    finally:
+        stop.set()
+        thread.join()
 
 
 @pytest.mark.asyncio

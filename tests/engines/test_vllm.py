@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Message, PromptTooLong, Sampling
+from midflight.engines.base import (
+    EngineError,
+    EngineGaveUp,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    PromptTooLong,
+    Sampling,
+)
 from midflight.engines.http import Client, Ledger, Limits, Patience
 from midflight.errors import UserError
 from tests.engines.serving import error, ok, served
@@ -135,6 +143,18 @@ def test_a_swap_changes_the_weights_the_version_and_nothing_stale_stays(
         with pytest.raises(EngineGaveUp, match="no adapter there"):
             await engine.swap(tmp_path / "none", 3)
         assert (await view.generate(request)).weights_version == 2
+
+    asyncio.run(all_of_it())
+
+
+def test_engines_of_grammars_say_that_they_take_no_schema(model: Path) -> None:
+    async def all_of_it() -> None:
+        request = GenerateRequest(MESSAGES, Sampling(max_tokens=9), json_schema="{}")
+        own = local(model)
+        for engine in (own, remote("http://127.0.0.1:1/v1", model)):
+            with pytest.raises(EngineError, match="takes a grammar, not a JSON schema"):
+                await engine.generate(request)
+        own.close()
 
     asyncio.run(all_of_it())
 

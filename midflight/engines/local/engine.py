@@ -108,6 +108,8 @@ class LocalEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         if request.sampling.stop:
             raise EngineError("the local engine ends at a grammar's end or an end token: it has no stop strings")
+        if request.json_schema is not None:
+            raise EngineError("the local engine takes a grammar, not a JSON schema")
         segments = [list(request.prompt_ids)] if request.prompt_ids else self._encoder.encode(request.messages)
         length = sum(map(len, segments))
         if length + request.sampling.max_tokens > self._context:
