@@ -34,6 +34,7 @@ from midflight.engines.openai import TextEngine
 from midflight.engines.remote import remote_engine
 from midflight.errors import UserError
 from midflight.progress import Progress
+from midflight.sandbox.choose import shared_sandbox
 from midflight.store import RunFolder
 from midflight.store.seals import STATE, fault, newest_whole
 from midflight.tool_rules import has_frozen_models
@@ -89,7 +90,13 @@ def toolset_of(
             raise UserError("a tool asks a language model, and there is none beside the planner's")
         return found
 
-    context = ToolContext(engine=ask)
+    options = recipe.agent.sandbox
+    context = ToolContext(
+        engine=ask,
+        sandbox=lambda: shared_sandbox(options),
+        files=Path(options.files) if options.files else None,
+        keep=Path(options.keep) if options.keep else None,
+    )
     return make_toolset(recipe.agent.tools, recipe.agent.tool_options, context, tools or (), recipe.agent.mcp_servers)
 
 

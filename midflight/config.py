@@ -12,6 +12,7 @@ from pydantic import Field
 
 from midflight.engine_config import BudgetConfig, EngineConfig
 from midflight.errors import UserError
+from midflight.sandbox.options import SandboxOptions
 from midflight.section import Section
 
 
@@ -134,6 +135,7 @@ class AgentConfig(Section):
     to the recipe. `finish` is always there."""
     tool_options: dict[str, dict[str, Any]] = {}
     """Limits and options of single tools, by name (docs/tools.md)."""
+    sandbox: SandboxOptions = SandboxOptions()
     mcp_servers: dict[str, dict[str, Any]] = {}
     """MCP servers by a name of yours; their tools, called `name.tool`, come after those of `tools` (docs/tools.md)."""
     tool_seconds: float = Field(default=10.0, gt=0)

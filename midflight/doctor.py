@@ -17,9 +17,9 @@ from pathlib import Path
 
 from midflight.paths import cache_folder, embedded_folder
 from midflight.sandbox import wasi
-from midflight.sandbox.bubblewrap import PACKAGES
 from midflight.sandbox.bubblewrap.interpreter import closure
 from midflight.sandbox.choose import bubblewrap_problem
+from midflight.sandbox.options import PACKAGES
 
 EXTRA = "pip install 'midflight[train]'"
 NEEDED_GB = 6.0

@@ -20,7 +20,7 @@ from midflight.config import AgentConfig, ModuleConfig, Recipe, RecipeError, Tas
 from midflight.engine_rules import check_engines
 from midflight.tasks import load_tasks
 from midflight.tasks.atlas import KINDS
-from midflight.tool_rules import check_servers, check_tools
+from midflight.tool_rules import check_sandbox, check_servers, check_tools
 from midflight.tools import BUILTIN
 
 EMBEDDED_MODEL = "smollm2-135m"
@@ -48,6 +48,7 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     _check_name(recipe)
     _check_model(recipe)
     check_tools(recipe, own_tools, builtin_tools())
+    check_sandbox(recipe)
     check_servers(recipe)
     _check_modules(recipe)
     check_engines(recipe, training=training)

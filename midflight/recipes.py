@@ -244,6 +244,8 @@ def anchor_paths(data: dict[str, Any], folder: Path) -> None:
         agent["tools"] = [_anchored(name, folder) if file else name for name, file in zip(names, own, strict=True)]
     for name, given in _entries(agent, "tool_options"):
         _anchor(given, BUILTIN[name].options_model.paths if name in BUILTIN else (), folder)
+    if isinstance(sandbox := agent.get("sandbox"), dict):
+        _anchor(sandbox, ("files", "keep"), folder)
     for _, given in _entries(agent, "mcp_servers"):
         _anchor(given, McpServer.paths, folder)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from midflight.config import Recipe, RecipeError
 from midflight.errors import UserError
+from midflight.sandbox.options import SandboxOptions
 from midflight.tools import BUILTIN, ToolOptions, read_options
 from midflight.tools.mcp import McpServer
 from midflight.tools.own import is_own, load_own
@@ -59,6 +61,20 @@ def check_tools(recipe: Recipe, given: Collection[str], known: Collection[str]) 
                 )
     except UserError as error:
         raise RecipeError(str(error)) from error
+
+
+def check_sandbox(recipe: Recipe) -> None:
+    """Refuse settings of the sandbox that do nothing, and a folder that is not there.
+
+    Raises:
+        RecipeError: the first thing that is wrong.
+    """
+    options = recipe.agent.sandbox
+    sandboxed = [name for name, builtin in BUILTIN.items() if builtin.sandboxed]
+    if options != SandboxOptions() and not set(sandboxed) & set(recipe.agent.tools):
+        raise RecipeError(f"agent.sandbox: does nothing without one of the tools {', '.join(sandboxed)}; remove it")
+    if options.files is not None and not Path(options.files).is_dir():
+        raise RecipeError(f"agent.sandbox.files = {options.files}: no such folder; name one, or leave it out")
 
 
 def check_servers(recipe: Recipe) -> None:

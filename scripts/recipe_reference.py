@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from midflight import config, engine_config
+from midflight.sandbox import options
 
 HEAD = """\
 # Recipe keys
@@ -25,7 +26,8 @@ A recipe is YAML with these keys; on the command line a key is changed by its pa
 given has its default. The [shipped recipes](../recipes) give many keys; `midflight train RECIPE --dry-run` prints a
 recipe with all of them.
 
-This page is made by `scripts/recipe_reference.py` from `midflight/config.py` and `midflight/engine_config.py`.
+This page is made by `scripts/recipe_reference.py` from `midflight/config.py`, `midflight/engine_config.py` and
+`midflight/sandbox/options.py`.
 """
 NAMES = {str: "text", int: "integer", float: "number", bool: "true or false"}
 BOUNDS = (("ge", ">= {}"), ("gt", "> {}"), ("le", "<= {}"), ("lt", "< {}"), ("min_length", "{} or more"))
@@ -72,7 +74,7 @@ def reference() -> str:
         SystemExit: a field has no docstring.
     """
     docstrings = Docstrings(
-        *(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (config, engine_config))
+        *(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (config, engine_config, options))
     )
     parts = [HEAD]
     for section in sections(Section("", config.Recipe, None, ""), docstrings):

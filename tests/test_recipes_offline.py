@@ -14,7 +14,9 @@ from midflight.config import load_recipe
 from midflight.engines.scripted import ScriptedEngine
 from midflight.rewards import score
 from midflight.tasks import load_tasks
+from midflight.tools import ErrorKind
 from midflight.tools.chemistry.molecules import MEASURED_LOGP
+from tests.sandbox.ready import need_bubblewrap
 
 GO_ON = "Result: valid\nMemory: insufficient\nContradictions: none\nReason: more is needed\n"
 STOP = "Result: valid\nMemory: sufficient\nContradictions: none\nReason: all is known\n"
@@ -100,6 +102,30 @@ def test_chemistry_judges_a_molecule() -> None:
     assert (estimated, difference) == ("3.0732", "0.8968")
     assert known.splitlines()[1] == f"1.000 (the same molecule) | ibuprofen | 3.97 | {smiles}"
     assert trajectory.stop_reason is StopReason.FINISHED and reward == 1.0
+
+
+def test_coding_mends_a_failing_test() -> None:
+    need_bubblewrap()
+    project = Path(str(load_recipe("coding").agent.sandbox.files))
+    broken = (project / "shifts.py").read_text()
+    mended = broken.replace("return end - start", "return (end - start) % (24 * 60)")
+    trajectory, reward = solve(
+        "coding",
+        "shifts",
+        [
+            *turn("run_tests", path="test_shifts.py"),
+            *turn("read_file", path="shifts.py"),
+            *turn("write_file", path="shifts.py", content=mended),
+            *turn("run_tests", STOP, path="test_shifts.py"),
+            "Answer: 3 [turn 4]",
+        ],
+    )
+    before, read, _, after = (turn.result for turn in trajectory.turns)
+    assert before.text.splitlines()[0] == "1 passed, 2 failed" and before.error is ErrorKind.TOOL_ERROR
+    assert read.text == broken
+    assert (after.text.splitlines()[0], after.error) == ("3 passed", None)
+    assert trajectory.stop_reason is StopReason.VERIFIED and reward == 1.0
+    assert (project / "shifts.py").read_text() == broken  # the workspace was the trajectory's own
 
 
 @pytest.mark.parametrize("split", ["train", "test"])

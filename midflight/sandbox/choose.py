@@ -6,56 +6,16 @@ Whether bubblewrap works is tried, not guessed: the kernel's settings or a conta
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox import wasi
 from midflight.sandbox.base import Limits, Python, Sandbox
-from midflight.sandbox.bubblewrap import PACKAGES, PRELOAD, Box, BubblewrapSandbox, missing
+from midflight.sandbox.bubblewrap import PRELOAD, Box, BubblewrapSandbox, missing
+from midflight.sandbox.options import SandboxOptions
 from midflight.sandbox.unsafe import UnsafeSandbox
 from midflight.sandbox.wasi import WasiSandbox
 
 KINDS = ("auto", "bubblewrap", "wasi", "none")
-
-
-@dataclass(frozen=True)
-class SandboxOptions:
-    """Which sandbox and what its programs may take, as a user says it."""
-
-    sandbox: str = "auto"
-    """auto: the first that works; bubblewrap; wasi; or none, which takes `unsafe_no_sandbox` too."""
-    unsafe_no_sandbox: bool = False
-    """Run code that a model wrote as the agent's user, with all its files, keys and network."""
-    wall_seconds: float = 10.0
-    """Of one call, and never more than the tool's time limit."""
-    cpu_seconds: float = 10.0
-    """Of one call, all its processes together."""
-    memory_mb: int = 512
-    """Of one call, beyond what the warm interpreter holds."""
-    processes: int = 32
-    """Processes and threads of one call; wasi has none."""
-    file_mb: int = 32
-    """Of one file."""
-    output_kb: int = 1024
-    """Of standard output, and of standard error, of one call."""
-    disk_mb: int = 64
-    """Of all files of a trajectory; bubblewrap has them in memory."""
-    running: int | None = None
-    """Calls that run at a time; null: the number of cores."""
-    packages: tuple[str, ...] = PACKAGES
-    """Distributions that programs may import, with what they require, as far as they are installed beside Midflight;
-    wasi has the standard library alone."""
-
-    def limits(self) -> Limits:
-        """Of one call."""
-        return Limits(
-            wall_seconds=self.wall_seconds,
-            cpu_seconds=self.cpu_seconds,
-            memory_bytes=self.memory_mb * 2**20,
-            processes=self.processes,
-            file_bytes=self.file_mb * 2**20,
-            output_bytes=self.output_kb * 2**10,
-        )
 
 
 @functools.cache
@@ -65,14 +25,11 @@ def shared_sandbox(options: SandboxOptions) -> Sandbox:
     Raises:
         UserError: there is no such kind, it does not work here, or a value is out of bounds.
     """
-    try:
-        limits = options.limits()
-    except ValueError as error:
-        raise UserError(f"sandbox: {error}") from error
+    limits = options.limits()
     preload = tuple(name for name in PRELOAD if name.partition(".")[0] in options.packages)
     box = Box(options.packages, preload, disk_bytes=options.disk_mb * 2**20)
     return choose_sandbox(
-        options.sandbox, limits, box, running=options.running, unsafe_no_sandbox=options.unsafe_no_sandbox
+        options.kind, limits, box, running=options.running, unsafe_no_sandbox=options.unsafe_no_sandbox
     )
 
 
@@ -90,11 +47,11 @@ def choose_sandbox(
         UserError: there is no such kind, or it does not work here; the message says what to do.
     """
     if kind not in KINDS:
-        raise UserError(f"sandbox = {kind!r}: choose one of {', '.join(KINDS)}")
+        raise UserError(f"agent.sandbox.kind = {kind}: choose one of {', '.join(KINDS)}")
     if unsafe_no_sandbox != (kind == "none"):
         raise UserError(
-            "sandbox = none runs code that a model wrote as you, with your files, keys and network; "
-            "it takes both sandbox = none and unsafe_no_sandbox = true"
+            "agent.sandbox.kind = none runs code that a model wrote as you, with your files, keys and network; it "
+            "takes agent.sandbox.unsafe_no_sandbox = true too, which goes with none alone"
         )
     if kind == "none":
         return UnsafeSandbox(limits)
@@ -123,3 +80,13 @@ def bubblewrap_problem() -> str:
             "AppArmor profile for bwrap on Ubuntu, --privileged or a seccomp profile that allows them in a container"
         )
     return "" if result.out == "42\n" else f"bubblewrap starts, but a program in it does not run: {result.problem}"
+
+
+@functools.cache
+def sandbox_problem() -> str:
+    """Why there is no sandbox on this machine, and what to do; empty where there is one."""
+    try:
+        choose_sandbox().close()
+    except UserError as error:
+        return str(error)
+    return ""

@@ -10,7 +10,18 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
-from midflight.sandbox.base import File, Limits, ListFiles, ReadFile, Request, Sandbox, SandboxResult, Session
+from midflight.errors import InfrastructureError
+from midflight.sandbox.base import (
+    File,
+    Limits,
+    ListFiles,
+    ReadFile,
+    Request,
+    Sandbox,
+    SandboxResult,
+    Session,
+    WriteFile,
+)
 
 MOST_KEPT = 256 * 2**20
 """Bytes of a kept workspace: a file with holes takes more on the host than it does inside."""
@@ -22,15 +33,16 @@ class Workspace:
     Args:
         sandbox: where it is opened.
         keep: a folder of the host; at the end the files go to its next free `workspace-N`, if there are any.
+        files: a folder of the host whose regular files it begins with.
     """
 
-    def __init__(self, sandbox: Sandbox, keep: Path | None = None) -> None:
-        self._sandbox, self._keep = sandbox, keep
+    def __init__(self, sandbox: Sandbox, keep: Path | None = None, files: Path | None = None) -> None:
+        self._sandbox, self._keep, self._files = sandbox, keep, files
         self._session: Session | None = None
         self._opening = asyncio.Lock()
 
     async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
-        """See `Session.run`. A session that was lost is followed by a new, empty one.
+        """See `Session.run`. A session that was lost is followed by a new one, as the first began.
 
         Raises:
             InfrastructureError: the sandbox cannot be had, or broke.
@@ -38,7 +50,16 @@ class Workspace:
         async with self._opening:
             if self._session is None or self._session.lost:
                 self._session = await self._sandbox.open()
+                await self._fill(self._session)
         return await self._session.run(request, limits)
+
+    async def _fill(self, session: Session) -> None:
+        for path in sorted(self._files.rglob("*")) if self._files is not None else ():
+            if path.is_file() and not path.is_symlink():
+                name = path.relative_to(self._files or path).as_posix()
+                result = await session.run(WriteFile(name, path.read_bytes()))
+                if not result.ok:
+                    raise InfrastructureError(f"agent.sandbox.files: {name}: {result.problem}")
 
     async def export(self, folder: Path) -> list[Path]:
         """Copy the regular files to `folder`, which must be new or empty; what was written.

@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from midflight.errors import UserError
+from midflight.sandbox.choose import sandbox_problem
+from midflight.sandbox.imagined import Imagined
 from midflight.tools.base import (
     FINISH,
     ErrorKind,
@@ -66,6 +68,8 @@ class BuiltinTool:
     """Of pyproject.toml, that installs them; empty: the core has them."""
     options: str = ""
     """Name of its options model in `module`; empty: it has the limits alone."""
+    sandboxed: bool = False
+    """Whether it works in the sandbox."""
 
     @property
     def options_model(self) -> type[ToolOptions]:
@@ -115,6 +119,10 @@ def _chemistry(attribute: str, options: str = "") -> BuiltinTool:
     return BuiltinTool("midflight.tools.chemistry.tools", attribute, ("rdkit",), "chemistry", options)
 
 
+def _workspace(name: str) -> BuiltinTool:
+    return BuiltinTool("midflight.tools.workspace", name, options="WorkspaceOptions", sandboxed=True)
+
+
 _DOCUMENTS = ("trafilatura", "lxml_html_clean", "pypdf")
 
 BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
@@ -137,6 +145,12 @@ BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
         "sql": _optional("data.sql", "sql", "SqlOptions", "tools", "duckdb"),
         "wikipedia": _optional("web.wikipedia", "wikipedia", "WikipediaOptions"),
         "search_literature": _optional("web.literature", "search_literature", "LiteratureOptions"),
+        "python": BuiltinTool("midflight.tools.python", "python", options="PythonOptions", sandboxed=True),
+        "write_file": _workspace("write_file"),
+        "read_file": _workspace("read_file"),
+        "list_files": _workspace("list_files"),
+        "run_tests": _workspace("run_tests"),
+        "shell": _workspace("shell"),
         "molecular_properties": _chemistry("molecular_properties"),
         "predict_logp": _chemistry("predict_logp"),
         "compare_to_known": _chemistry("compare_to_known", "CompareOptions"),
@@ -215,8 +229,10 @@ def tool_info() -> list[ToolInfo]:
         model = builtin.options_model
         required = [field for field, about in model.model_fields.items() if about.is_required()]
         settings = model.model_construct()
-        made = builtin.made(settings, ToolContext())
+        made = builtin.made(settings, ToolContext(sandbox=Imagined))
         missing = _missing(builtin, None if required else settings)
+        if builtin.sandboxed:
+            missing = "; ".join(filter(None, [missing, sandbox_problem()]))
         if required:
             keys = ", ".join(f"agent.tool_options.{name}.{field}" for field in required)
             missing = "; ".join([*([missing] if missing else []), f"set {keys}"])

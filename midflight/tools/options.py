@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from midflight.engines.base import Engine
 from midflight.errors import UserError
 from midflight.paths import cache_folder
+from midflight.sandbox.base import Sandbox
 
 Options = TypeVar("Options", bound="ToolOptions")
 
@@ -65,12 +66,25 @@ def _no_engine(name: str | None) -> Engine:
     raise UserError("this tool asks a language model, and here is none: use it in a recipe")
 
 
+def _auto_sandbox() -> Sandbox:
+    from midflight.sandbox.choose import shared_sandbox
+    from midflight.sandbox.options import SandboxOptions
+
+    return shared_sandbox(SandboxOptions())
+
+
 @dataclass(frozen=True)
 class ToolContext:
     """What a tool gets from around it."""
 
     engine: Callable[[str | None], Engine] = _no_engine
     """An engine by its name in the recipe; None is that of the modules which are not trained. Called when needed."""
+    sandbox: Callable[[], Sandbox] = _auto_sandbox
+    """Where code that a model wrote runs; called when a tool that needs it is made."""
+    files: Path | None = None
+    """What a workspace in it begins with."""
+    keep: Path | None = None
+    """Where a workspace goes at the end."""
     cache_folder: Path = field(default_factory=lambda: cache_folder() / "tools")
 
 

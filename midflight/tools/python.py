@@ -6,17 +6,19 @@ Invariant: no line of it runs in the agent's process, and each program runs exac
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, Self
+
+from pydantic import Field, model_validator
 
 from midflight.engines.base import Engine, EngineError, FinishReason, GenerateRequest, Message, PromptTooLong, Sampling
 from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox.base import Limits, Python, Sandbox
-from midflight.sandbox.choose import SandboxOptions, shared_sandbox
-from midflight.tools.base import ErrorKind, ToolResult
-from midflight.tools.workspace import SandboxTool, result_of
+from midflight.tools.base import ErrorKind, Tool, ToolResult
+from midflight.tools.options import ToolContext
+from midflight.tools.workspace import SandboxTool, WorkspaceOptions, result_of
 
 SYSTEM = Template("""You write one Python program that does a task and prints its result.
 There is $packages, and no network. Files are in the current folder.
@@ -26,6 +28,27 @@ _BLOCK = re.compile(
 )
 
 
+class PythonOptions(WorkspaceOptions):
+    from_task: bool = False
+    """It is given a task, and a language model writes the program; else it is given the program."""
+    engine: str | None = None
+    """Name of the language model that writes; null: that of the modules which are not trained. Used by `from_task`."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """Most new tokens of a program. Used by `from_task`."""
+    keep_state: bool = False
+    """One interpreter for all calls of a trajectory, so variables stay."""
+
+    @model_validator(mode="after")
+    def _writer(self) -> Self:
+        if self.engine is not None and not self.from_task:
+            raise ValueError("engine writes programs from tasks: set from_task=true, or leave engine out")
+        return self
+
+    @property
+    def asks_engine(self) -> bool:
+        return self.from_task
+
+
 class PythonTool(SandboxTool):
     """Runs Python in the trajectory's workspace; what it prints, and the value of a last expression, is the result.
 
@@ -33,12 +56,12 @@ class PythonTool(SandboxTool):
 
     Args:
         sandbox: where programs run.
-        engine: writes the program from a task; None to be given code.
+        engine: gives what writes the program from a task; None to be given code.
         keep_state: one interpreter for all calls of a trajectory, so variables stay. Without it every program begins
             in a fresh one.
         sampling: how the engine writes.
         limits: of one program; the sandbox's own when None.
-        keep: see `SandboxTool`.
+        keep, files: see `SandboxTool`.
 
     Raises:
         UserError: `keep_state` in a sandbox that keeps none.
@@ -50,15 +73,19 @@ class PythonTool(SandboxTool):
         self,
         sandbox: Sandbox,
         *,
-        engine: Engine | None = None,
+        engine: Callable[[], Engine] | None = None,
         keep_state: bool = False,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
         keep: Path | None = None,
+        files: Path | None = None,
     ) -> None:
-        super().__init__(sandbox, limits=limits, keep=keep)
+        super().__init__(sandbox, limits=limits, keep=keep, files=files)
         if keep_state and not sandbox.full:
-            raise UserError(f"keep_state = true: the sandbox {sandbox.name} keeps no state; it takes bubblewrap")
+            raise UserError(
+                f"agent.tool_options.python.keep_state = true: the sandbox {sandbox.name} keeps no state; it takes "
+                "bubblewrap"
+            )
         self.engine, self.keep_state = engine, keep_state
         self.sampling = sampling or Sampling(temperature=0.0, max_tokens=1024)
 
@@ -86,7 +113,7 @@ class PythonTool(SandboxTool):
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         """See `Tool.call`."""
         try:
-            code = arguments["code"] if self.engine is None else await self._written(self.engine, arguments["task"])
+            code = arguments["code"] if self.engine is None else await self._written(self.engine(), arguments["task"])
         except ValueError as error:
             return ToolResult(str(error), ErrorKind.TOOL_ERROR)
         request = Python(code, arguments.get("stdin", ""), keep_state=self.keep_state, figures=self.sandbox.full)
@@ -117,15 +144,16 @@ class PythonTool(SandboxTool):
         return program_of(generation.text)
 
 
-def python_tool(
-    options: SandboxOptions, *, engine: Engine | None = None, keep_state: bool = False, keep: Path | None = None
-) -> PythonTool:
-    """The tool in the sandbox of these options, whose workspace it shares with the tools of equal ones.
-
-    Raises:
-        UserError: there is no sandbox, or none that can do this.
-    """
-    return PythonTool(shared_sandbox(options), engine=engine, keep_state=keep_state, keep=keep)
+def python(options: PythonOptions, context: ToolContext) -> Tool:
+    """The tool within its options."""
+    return PythonTool(
+        context.sandbox(),
+        engine=(lambda: context.engine(options.engine)) if options.from_task else None,
+        keep_state=options.keep_state,
+        sampling=Sampling(temperature=0.0, max_tokens=options.max_tokens),
+        keep=context.keep,
+        files=context.files,
+    )
 
 
 def program_of(text: str) -> str:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from midflight.errors import UserError
 from midflight.sandbox.base import (
@@ -25,9 +25,9 @@ from midflight.sandbox.base import (
     SandboxResult,
     WriteFile,
 )
-from midflight.sandbox.choose import SandboxOptions, shared_sandbox
 from midflight.sandbox.workspace import Workspace
-from midflight.tools.base import ErrorKind, ToolResult
+from midflight.tools.base import ErrorKind, Tool, ToolResult
+from midflight.tools.options import ToolContext, ToolOptions
 from midflight.tools.scope import Scope
 
 Arguments = Mapping[str, Any]
@@ -35,18 +35,25 @@ NEED_FULL = ("run_tests", "shell")
 """Tools that a sandbox of programs alone (WASI) has not."""
 
 
+class WorkspaceOptions(ToolOptions):
+    cacheable: ClassVar[bool] = False
+
+
 class SandboxTool:
-    """What works in the workspace of a trajectory, which tools share that have one sandbox and one `keep`.
+    """What works in the workspace of a trajectory, which tools share that have one sandbox, `keep` and `files`.
 
     Args:
         sandbox: where it works.
         limits: of one call; the sandbox's own when None.
         keep: a folder of the host that the files of each trajectory go to, into its next `workspace-N`; None keeps
             nothing.
+        files: a folder of the host whose files the workspace begins with; None: it begins empty.
     """
 
-    def __init__(self, sandbox: Sandbox, *, limits: Limits | None = None, keep: Path | None = None) -> None:
-        self.sandbox, self.limits, self.keep = sandbox, limits, keep
+    def __init__(
+        self, sandbox: Sandbox, *, limits: Limits | None = None, keep: Path | None = None, files: Path | None = None
+    ) -> None:
+        self.sandbox, self.limits, self.keep, self.files = sandbox, limits, keep, files
         self._scope: Scope | None = None
 
     def scoped(self, scope: Scope) -> Self:
@@ -66,11 +73,11 @@ class SandboxTool:
         if self._scope is None:
             async with self._made() as workspace:
                 return await workspace.run(request, limits)
-        workspace = await self._scope.get(("workspace", self.sandbox, self.keep), self._made)
+        workspace = await self._scope.get(("workspace", self.sandbox, self.keep, self.files), self._made)
         return await workspace.run(request, limits)
 
     def _made(self) -> Workspace:
-        return Workspace(self.sandbox, self.keep)
+        return Workspace(self.sandbox, self.keep, self.files)
 
 
 class WorkspaceTool(SandboxTool):
@@ -90,8 +97,9 @@ class WorkspaceTool(SandboxTool):
         *,
         limits: Limits | None = None,
         keep: Path | None = None,
+        files: Path | None = None,
     ) -> None:
-        super().__init__(sandbox, limits=limits, keep=keep)
+        super().__init__(sandbox, limits=limits, keep=keep, files=files)
         self.name, self.description, self.parameters = name, description, parameters
         self._ask, self._answer = ask, answer
 
@@ -105,7 +113,7 @@ class WorkspaceTool(SandboxTool):
 
 
 def workspace_tools(
-    sandbox: Sandbox, *, limits: Limits | None = None, keep: Path | None = None
+    sandbox: Sandbox, *, limits: Limits | None = None, keep: Path | None = None, files: Path | None = None
 ) -> dict[str, WorkspaceTool]:
     """`write_file`, `read_file`, `list_files`, `run_tests` and `shell` on one workspace, by name.
 
@@ -156,7 +164,7 @@ def workspace_tools(
         ),
     )
     for tool in tools:
-        tool.limits, tool.keep = limits, keep
+        tool.limits, tool.keep, tool.files = limits, keep, files
     return {tool.name: tool for tool in tools if sandbox.full or tool.name not in NEED_FULL}
 
 
@@ -166,16 +174,32 @@ def _no_option(path: str) -> str:
     return path
 
 
-def workspace_tool(name: str, options: SandboxOptions, *, keep: Path | None = None) -> WorkspaceTool:
-    """One of the family by its name; those of equal options share one workspace a trajectory.
-
-    Raises:
-        UserError: there is no sandbox, or none that can do this.
-    """
-    sandbox = shared_sandbox(options)
+def _named(name: str, context: ToolContext) -> Tool:
+    sandbox = context.sandbox()
     if name in NEED_FULL and not sandbox.full:
         raise UserError(f"{name}: the sandbox {sandbox.name} runs Python programs alone; {name} takes bubblewrap")
-    return workspace_tools(sandbox, keep=keep)[name]
+    return workspace_tools(sandbox, keep=context.keep, files=context.files)[name]
+
+
+def write_file(options: WorkspaceOptions, context: ToolContext) -> Tool:
+    """The tool within its options; so for the others."""
+    return _named("write_file", context)
+
+
+def read_file(options: WorkspaceOptions, context: ToolContext) -> Tool:
+    return _named("read_file", context)
+
+
+def list_files(options: WorkspaceOptions, context: ToolContext) -> Tool:
+    return _named("list_files", context)
+
+
+def run_tests(options: WorkspaceOptions, context: ToolContext) -> Tool:
+    return _named("run_tests", context)
+
+
+def shell(options: WorkspaceOptions, context: ToolContext) -> Tool:
+    return _named("shell", context)
 
 
 def result_of(result: SandboxResult) -> ToolResult:

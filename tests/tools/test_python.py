@@ -87,7 +87,7 @@ async def test_an_engine_writes_the_program_from_a_task(sandbox: BubblewrapSandb
             Generation("pri", FinishReason.LENGTH),
         ]
     )
-    tool = PythonTool(sandbox, engine=engine)
+    tool = PythonTool(sandbox, engine=lambda: engine)
     assert tool.parameters["required"] == ["task"]
     texts = [await tool.call({"task": "add 0 to 4"}, 10) for _ in range(4)]
     assert [(one.text, one.error) for one in texts] == [
@@ -100,7 +100,7 @@ async def test_an_engine_writes_the_program_from_a_task(sandbox: BubblewrapSandb
     with pytest.raises(InfrastructureError, match="the engine of python failed: down"):
         await tool.call({"task": "x"}, 10)
     assert (await tool.call({"task": "x"}, 10)).text == "no program: the engine had not ended after 1024 tokens"
-    short = PythonTool(sandbox, engine=ScriptedEngine(["1"], context_length=1030))
+    short = PythonTool(sandbox, engine=lambda: ScriptedEngine(["1"], context_length=1030))
     assert "the task is too long" in (await short.call({"task": "x" * 400}, 10)).text
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from midflight.errors import UserError
 from midflight.sandbox import Limits
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
-from midflight.sandbox.choose import SandboxOptions
+from midflight.sandbox.choose import shared_sandbox
+from midflight.sandbox.options import SandboxOptions
 from midflight.sandbox.wasi import WasiSandbox
 from midflight.tools import ErrorKind, Scope, Toolset, workspace
-from midflight.tools.python import python_tool
-from midflight.tools.workspace import workspace_tool, workspace_tools
+from midflight.tools.options import ToolContext
+from midflight.tools.python import PythonTool
+from midflight.tools.workspace import WorkspaceOptions, workspace_tools
 from tests.sandbox.ready import need_bubblewrap
 
 
@@ -111,18 +113,34 @@ async def test_trajectories_do_not_share_and_nothing_stays(sandbox: BubblewrapSa
 async def test_tools_made_one_by_one_of_equal_options_share_a_workspace() -> None:
     need_bubblewrap()
     options = SandboxOptions(packages=())
-    python, write = python_tool(options), workspace_tool("write_file", replace(options))
+    contexts = [ToolContext(sandbox=lambda: shared_sandbox(options.model_copy())) for _ in range(2)]
+    python = PythonTool(contexts[0].sandbox())
+    write: Any = workspace.write_file(WorkspaceOptions(), contexts[1])
     async with Scope() as scope:
         assert (await write.scoped(scope).call({"path": "a", "content": "b"}, 10)).error is None
         assert (await python.scoped(scope).call({"code": "print(open('a').read())"}, 10)).text == "b"
     python.close()
 
 
-def test_a_sandbox_of_programs_alone_has_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "shared_sandbox", lambda _: WasiSandbox())
-    assert workspace_tool("read_file", SandboxOptions()).name == "read_file"
+def test_a_sandbox_of_programs_alone_has_no_shell() -> None:
+    context = ToolContext(sandbox=WasiSandbox)
+    assert workspace.read_file(WorkspaceOptions(), context).name == "read_file"
     with pytest.raises(UserError, match="shell: the sandbox wasi runs Python programs alone; shell takes bubblewrap"):
-        workspace_tool("shell", SandboxOptions())
+        workspace.shell(WorkspaceOptions(), context)
+
+
+@pytest.mark.asyncio
+async def test_a_workspace_begins_with_the_files_of_a_folder(sandbox: BubblewrapSandbox, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b.bin").write_bytes(b"\x00\xff")
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    context = ToolContext(sandbox=lambda: sandbox, files=tmp_path)
+    listing: Any = workspace.list_files(WorkspaceOptions(), context)
+    write: Any = workspace.write_file(WorkspaceOptions(), context)
+    for _ in range(2):  # each trajectory's are its own
+        async with Scope() as scope:
+            assert (await listing.scoped(scope).call({"path": "."}, 10)).text == "a/b.bin 2"
+            await write.scoped(scope).call({"path": "c", "content": "x"}, 10)
 
 
 @pytest.mark.asyncio

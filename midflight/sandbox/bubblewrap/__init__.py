@@ -8,6 +8,6 @@ trajectory and is thrown away.
 from __future__ import annotations
 
 from midflight.sandbox.bubblewrap.sandbox import BubblewrapSandbox, BubblewrapSession
-from midflight.sandbox.bubblewrap.zygote import PACKAGES, PRELOAD, Box, missing
+from midflight.sandbox.bubblewrap.zygote import PRELOAD, Box, missing
 
-__all__ = ["PACKAGES", "PRELOAD", "BubblewrapSandbox", "BubblewrapSession", "Box", "missing"]
+__all__ = ["PRELOAD", "BubblewrapSandbox", "BubblewrapSession", "Box", "missing"]

@@ -18,9 +18,8 @@ from midflight.sandbox.bubblewrap import interpreter, seccomp
 from midflight.sandbox.bubblewrap.channel import START_SECONDS, Channel, readable
 from midflight.sandbox.bubblewrap.command import command
 from midflight.sandbox.bubblewrap.inside import frames
+from midflight.sandbox.options import PACKAGES
 
-PACKAGES = ("numpy", "sympy", "matplotlib", "pytest")
-"""Distributions that programs find, where they are installed beside the agent."""
 PRELOAD = ("numpy", "numpy.random", "sympy")
 """What is imported before a program starts, so that its own import costs nothing."""
 
