@@ -177,9 +177,12 @@ def test_one_sandbox_serves_many_event_loops_and_starts_again_after_close() -> N
         thread.start()
     for thread in threads:
         thread.join()
+    old = asyncio.run(sandbox.open())
     sandbox.close()
     sandbox.close()
     ask()
+    assert asyncio.run(old.run(Python("1"))).outcome is Outcome.KILLED
+    asyncio.run(old.close())
     sandbox.close()
     assert outs == ["1\n"] * 5
 
