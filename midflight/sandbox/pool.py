@@ -109,7 +109,14 @@ class LoopThread:
         self._thread.start()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What `coroutine` gives; cancelling this cancels it."""
+        """What `coroutine` gives; cancelling this cancels it.
+
+        Raises:
+            InfrastructureError: the thread was stopped.
+        """
+        if self.loop.is_closed():
+            coroutine.close()
+            raise InfrastructureError("the sandbox was closed")
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         return await asyncio.wrap_future(future)
 

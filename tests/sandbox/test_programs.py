@@ -193,10 +193,10 @@ async def test_what_kept_state_started_does_not_run_between_calls(sandbox: Bubbl
         "child = subprocess.Popen(['sleep', '60'])\ntime.sleep(0.1)\nlen(ticks)"
     )
     first = int((await session.run(Python(start, keep_state=True))).out)
-    await session.run(Command(("sleep", "0.5")))
+    await session.run(Command(("sleep", "1.5")))
     seen = await session.run(Python("print(len(ticks), child.wait())", keep_state=True))
     ticks, child = map(int, seen.out.split())
-    assert first >= 2 and ticks - first < 10 and child == -9
+    assert first >= 2 and ticks - first < 75 and child == -9
     await session.close()
 
 

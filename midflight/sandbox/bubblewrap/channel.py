@@ -84,8 +84,9 @@ class Channel:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._writer.close()
         try:
-            async with asyncio.timeout(GRACE_SECONDS):
-                await readable(self._pidfd)
+            with contextlib.suppress(TimeoutError):  # killed it is, though the kernel is slow to end it
+                async with asyncio.timeout(GRACE_SECONDS):
+                    await readable(self._pidfd)
         finally:
             os.close(self._pidfd)
 

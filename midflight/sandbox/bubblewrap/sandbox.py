@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
 from midflight.sandbox.base import Limits, Request, SandboxResult
+from midflight.sandbox.bubblewrap.answers import lost as gone
 from midflight.sandbox.bubblewrap.channel import Channel
 from midflight.sandbox.bubblewrap.zygote import Box, Zygote
 from midflight.sandbox.pool import LoopThread, Shared, WarmPool
 
-T = TypeVar("T")
 CLOSE_SECONDS = 30.0
 
 
@@ -39,39 +38,37 @@ class BubblewrapSandbox:
         self.box = box or Box()
         self._warm, self._running = warm, running or len(os.sched_getaffinity(0))
         self._starting = threading.Lock()
-        self._thread: LoopThread | None = None
         self._core: _Core | None = None
 
     async def open(self) -> BubblewrapSession:
         """See `Sandbox.open`."""
         core = self._started()
-        return BubblewrapSession(self, core, await self._on(core.open()))
+        return BubblewrapSession(core, await core.thread.run(core.open()), self.limits)
 
     async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
         """See `Sandbox.run`."""
         core = self._started()
-        return await self._on(core.run_once(request, limits or self.limits))
+        return await core.thread.run(core.run_once(request, limits or self.limits))
 
     def run_blocking(self, request: Request, limits: Limits | None = None) -> SandboxResult:
         """`run`, for callers without an event loop."""
-        core, thread = self._started(), self._thread
-        assert thread is not None, "started before"
-        return thread.wait(core.run_once(request, limits or self.limits), None)
+        core = self._started()
+        return core.thread.wait(core.run_once(request, limits or self.limits), None)
 
     async def ready(self) -> None:
         """Wait until the zygote runs and every warm session is made; no need to call it, but to measure."""
-        await self._on(self._started().ready())
+        core = self._started()
+        await core.thread.run(core.ready())
 
     def close(self) -> None:
         """See `Sandbox.close`."""
         with self._starting:
-            thread, core = self._thread, self._core
-            self._thread = self._core = None
-        if thread is not None and core is not None:
+            core, self._core = self._core, None
+        if core is not None:
             try:
-                thread.wait(core.close(), CLOSE_SECONDS)
+                core.thread.wait(core.close(), CLOSE_SECONDS)
             finally:
-                thread.stop()
+                core.thread.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -84,21 +81,15 @@ class BubblewrapSandbox:
     def _started(self) -> _Core:
         with self._starting:
             if self._core is None:
-                self._thread = LoopThread("midflight-sandbox")
                 self._core = _Core(self.box, self._warm, self._running)
             return self._core
-
-    async def _on(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        thread = self._thread
-        assert thread is not None, "started before"
-        return await thread.run(coroutine)
 
 
 class BubblewrapSession:
     """See `Session`."""
 
-    def __init__(self, sandbox: BubblewrapSandbox, core: _Core, channel: Channel) -> None:
-        self._sandbox, self._core, self._channel = sandbox, core, channel
+    def __init__(self, core: _Core, channel: Channel, limits: Limits) -> None:
+        self._core, self._channel, self._limits = core, channel, limits
 
     @property
     def lost(self) -> bool:
@@ -106,18 +97,21 @@ class BubblewrapSession:
 
     async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
         """See `Session.run`."""
-        return await self._sandbox._on(self._core.run(self._channel, request, limits or self._sandbox.limits))
+        if self.lost:
+            return gone("the session of this trajectory ended; its files are gone")
+        return await self._core.thread.run(self._core.run(self._channel, request, limits or self._limits))
 
     async def close(self) -> None:
         """See `Session.close`."""
-        if not self._channel.lost:
-            await self._sandbox._on(self._core.end(self._channel))
+        if not self.lost:
+            await self._core.thread.run(self._core.end(self._channel))
 
 
 class _Core:
-    """What happens on the sandbox's own loop."""
+    """What happens on the sandbox's own loop, from its start to its close."""
 
     def __init__(self, box: Box, warm: int, running: int) -> None:
+        self.thread = LoopThread("midflight-sandbox")
         self._turns = asyncio.Semaphore(running)
         self._pool = WarmPool(self._make, warm)
         self._open: set[Channel] = set()
