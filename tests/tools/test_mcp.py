@@ -42,7 +42,7 @@ def call(toolset: Toolset, name: str, seconds: float = 20.0, **arguments: Any) -
 
 def test_the_tools_of_a_server_have_its_descriptions_and_schemas(shop: Toolset) -> None:
     assert shop.names == (
-        *(f"shop.{name}" for name in ("price", "stock", "picture", "environment", "slow", "stuck", "crash")),
+        *(f"shop.{name}" for name in ("price", "refuse", "stock", "picture", "environment", "slow", "stuck", "crash")),
         "finish",
     )
     price = shop.get("shop.price")
@@ -55,6 +55,7 @@ def test_results_of_every_kind_are_text(shop: Toolset) -> None:
     assert call(shop, "price", item="apple", count=2) == ToolResult("2 x apple: 10")
     assert "".join(call(shop, "stock").text.split()) == '{"apple":3}'
     assert call(shop, "picture") == ToolResult("[image, image/png]")
+    assert call(shop, "refuse") == ToolResult("MCPError: not today", ErrorKind.TOOL_ERROR)
     assert call(shop, "price", item="nothing") == ToolResult("Error executing tool price", ErrorKind.TOOL_ERROR)
 
 
@@ -164,7 +165,7 @@ def test_a_server_by_http_and_its_restart() -> None:
         ),
         (
             {"command": COMMAND, "tools": ["prize"]},
-            "agent.mcp_servers.shop.tools = prize: the server has no such tool; it has price, stock",
+            "agent.mcp_servers.shop.tools = prize: the server has no such tool; it has price, refuse",
         ),
         ({"command": COMMAND, "env": ["NOT_SET_HERE"]}, "agent.mcp_servers.shop: set NOT_SET_HERE in the environment"),
         ({"command": COMMAND, "cwd": "/no/folder"}, "agent.mcp_servers.shop: cwd = /no/folder: no such folder"),
