@@ -47,6 +47,12 @@ def environment(variable: str) -> str:
 
 
 @server.tool()
+def process() -> int:
+    """Which one answers."""
+    return os.getpid()
+
+
+@server.tool()
 async def slow(duration: float) -> str:
     """Takes its time, and answers others meanwhile."""
     import anyio
