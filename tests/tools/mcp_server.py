@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.types import ImageContent
 
@@ -19,6 +20,12 @@ def price(item: str, count: int = 1) -> str:
     if item == "nothing":
         raise ValueError("there is no such item")
     return f"{count} x {item}: {len(item) * count}"
+
+
+@server.tool()
+def refuse() -> str:
+    """Answers with an error of the protocol."""
+    raise MCPError(-32000, "not today")
 
 
 @server.tool()
@@ -37,6 +44,12 @@ def picture() -> ImageContent:
 def environment(variable: str) -> str:
     """A variable of the server's environment."""
     return os.environ.get(variable, "not set")
+
+
+@server.tool()
+def process() -> int:
+    """Which one answers."""
+    return os.getpid()
 
 
 @server.tool()

@@ -108,11 +108,11 @@ def test_a_failure_that_stays_is_the_planners_to_read_where_it_can_choose_otherw
 
 
 def test_a_pause_that_does_not_fit_the_time_limit_is_not_waited_for() -> None:
-    inner = Counting(lambda n: TransientError("busy", retry_after=60))
+    inner = Counting(lambda n: TransientError("busy", retry_after=600))
     started = time.monotonic()
     with pytest.raises(TransientError):
-        call(limited(inner, retries=3, seconds=1))
-    assert time.monotonic() - started < 0.5
+        call(limited(inner, retries=3, seconds=9))
+    assert time.monotonic() - started < 5
     assert inner.calls == 1
 
 
@@ -173,7 +173,7 @@ def test_the_rate_is_shared_by_all_trajectories() -> None:
             await asyncio.gather(*(made.scoped(scope).call({"text": "a"}, 0.05) for _ in range(3)))
         return time.monotonic() - started
 
-    assert 0.2 <= asyncio.run(three()) < 1.0
+    assert 0.2 <= asyncio.run(three()) < 5.0
     assert inner.seconds > 0.04  # the wait was not the call's
 
 

