@@ -44,10 +44,10 @@ class EngineConfig(Section):
     """Prompt and answer, by estimate. Null: as many as come."""
     retries: int = Field(default=4, ge=0)
     """Further attempts after a failure that may pass: no connection, 408, 409, 425, 429, 5xx, a broken answer."""
-    attempt_seconds: float = Field(default=120.0, gt=0)
+    attempt_seconds: float = Field(default=60.0, gt=0)
     """Time limit of one attempt."""
-    total_seconds: float = Field(default=300.0, gt=0)
-    """Time limit of all attempts of a request and the waits between them."""
+    total_seconds: float = Field(default=100.0, gt=0)
+    """Time limit of all attempts of a request and the waits between them; below `agent.max_seconds`."""
     prompt_price: float = Field(default=0.0, ge=0)
     """Money for a million prompt tokens, in your unit."""
     completion_price: float = Field(default=0.0, ge=0)

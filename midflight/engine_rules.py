@@ -62,6 +62,13 @@ def check_engines(recipe: Recipe, *, training: bool) -> None:
     for name in recipe.engines:
         if name not in used:
             raise RecipeError(f"engines.{name}: nothing uses it; set agent.generator.engine={name}, or remove it")
+    for name, engine in recipe.engines.items():
+        if engine.provider != "local" and engine.total_seconds >= recipe.agent.max_seconds:
+            raise RecipeError(
+                f"engines.{name}.total_seconds = {engine.total_seconds:g}: agent.max_seconds = "
+                f"{recipe.agent.max_seconds:g} would end a trajectory first, and so hide that its server failed; set "
+                f"agent.max_seconds above {engine.total_seconds:g}, or engines.{name}.total_seconds below it"
+            )
     _check_planner(recipe, training)
     _check_model_is_used(recipe, used)
     _check_budget(recipe)

@@ -90,8 +90,13 @@ def test_modules_share_an_engine_by_name(recipe: Path) -> None:
         ("engines.judge.tokenizer=m", "engines.judge.tokenizer = m: does nothing with provider openai; remove it"),
         (
             "engines.judge.total_seconds=5",
-            "engines.judge.attempt_seconds = 120: more than total_seconds = 5, so it would never be reached; set "
-            "engines.judge.total_seconds to 120 or more",
+            "engines.judge.attempt_seconds = 60: more than total_seconds = 5, so it would never be reached; set "
+            "engines.judge.total_seconds to 60 or more",
+        ),
+        (
+            "agent.max_seconds=100",
+            "engines.judge.total_seconds = 100: agent.max_seconds = 100 would end a trajectory first, and so hide that "
+            "its server failed; set agent.max_seconds above 100, or engines.judge.total_seconds below it",
         ),
         (
             "engines.judge.context_length=700",

@@ -44,6 +44,8 @@ class _Run:
     cancel: asyncio.Event | None
     analysis: str = ""
     answer: Answer | None = None
+    asked: tuple[str, float] | None = None
+    """The module whose engine is being waited for, and since when."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class AgentFlow:
 
     Args:
         max_turns: most turns of a trajectory.
-        max_seconds: wall clock of a trajectory; a running tool is interrupted.
+        max_seconds: wall clock of a trajectory; a running tool is interrupted. When more than half of it was one wait
+            for an engine, the end is INFRASTRUCTURE.
         memory_tokens: budget of the rendered memory.
         tool_seconds: time limit of one tool call.
         grounded: a context's `#n` is replaced by the result of turn n before the call.
@@ -119,13 +122,13 @@ class AgentFlow:
         except TimeoutError:
             if not limit.expired():
                 raise
-            stop_reason = StopReason.CANCELLED if _is_set(cancel) else StopReason.MAX_SECONDS
+            stop_reason, error = self._out_of_time(run)
         return Trajectory(query, run.memory.turns, stop_reason, run.answer, run.analysis, error, self.clock() - started)
 
     async def _loop(self, run: _Run, on_turn: Callable[[Turn], None] | None, *, analyse: bool) -> StopReason:
         if self.analyst is not None and analyse:
             analyst = self.analyst
-            run.analysis = await self._retried("analyst", lambda: analyst.analyse(run.query, run.toolset))
+            run.analysis = await self._asked(run, "analyst", lambda: analyst.analyse(run.query, run.toolset))
         stop_reason = self._stop_reason(run.memory.turns[-1]) if run.memory.turns else None
         while stop_reason is None:
             if _is_set(run.cancel):
@@ -135,8 +138,8 @@ class AgentFlow:
             if on_turn is not None:
                 on_turn(turn)
             stop_reason = self._stop_reason(turn)
-        generated = await self._retried(
-            "generator", lambda: self.generator.generate(run.query, run.memory, run.analysis)
+        generated = await self._asked(
+            run, "generator", lambda: self.generator.generate(run.query, run.memory, run.analysis)
         )
         run.answer = generated.answer
         return stop_reason
@@ -146,8 +149,8 @@ class AgentFlow:
         started = self.clock()
         query, memory, index = run.query, run.memory, run.memory.next_index
         turns_left = self.max_turns - index + 1
-        plan: Plan = await self._retried(
-            "planner", lambda: self.planner.plan(query, run.toolset, memory, turns_left, run.analysis)
+        plan: Plan = await self._asked(
+            run, "planner", lambda: self.planner.plan(query, run.toolset, memory, turns_left, run.analysis)
         )
         execution, verification = Execution(None, ToolResult(plan.problem, ErrorKind.INVALID_ACTION)), None
         action = plan.action
@@ -163,7 +166,8 @@ class AgentFlow:
                 execution = await self._retried(
                     "executor", lambda: self.executor.execute(resolved, run.toolset, self.tool_seconds, seed)
                 )
-            verification = await self._retried(
+            verification = await self._asked(
+                run,
                 "verifier",
                 lambda: self.verifier.verify(query, action, execution.result, memory, run.analysis),
             )
@@ -175,6 +179,23 @@ class AgentFlow:
         if turn.verdict.stop:
             return StopReason.VERIFIED
         return StopReason.MAX_TURNS if turn.index >= self.max_turns else None
+
+    def _out_of_time(self, run: _Run) -> tuple[StopReason, str]:
+        """Why the time limit ended a run. One that mostly waited for a single answer of an engine is not to blame."""
+        if _is_set(run.cancel):
+            return StopReason.CANCELLED, ""
+        module, since = run.asked or ("", self.clock())
+        waited = self.clock() - since
+        if waited > self.max_seconds / 2:
+            return StopReason.INFRASTRUCTURE, f"{module} had waited {waited:.1f} s for its engine at the time limit"
+        return StopReason.MAX_SECONDS, ""
+
+    async def _asked(self, run: _Run, module: str, call: Callable[[], Awaitable[T]]) -> T:
+        """`_retried` of a module that only asks its engine."""
+        run.asked = module, self.clock()
+        answer = await self._retried(module, call)
+        run.asked = None
+        return answer
 
     async def _retried(self, module: str, call: Callable[[], Awaitable[T]]) -> T:
         """`call()`, again after each infrastructure failure, at most `retries` times; not where an engine gave up.
