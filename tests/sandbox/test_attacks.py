@@ -16,7 +16,7 @@ from midflight.sandbox.bubblewrap import BubblewrapSandbox
 from tests.sandbox.attacks import ATTACKS, Attack
 
 SECRET = "sesame-4711"
-ABSTRACT = "midflight-test-abstract"
+ABSTRACT = f"midflight-test-{os.getpid()}"
 
 
 @pytest.fixture(scope="module")
