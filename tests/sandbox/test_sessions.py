@@ -32,6 +32,8 @@ from tests.sandbox.processes import children, host_processes, wait_until_gone
 from tests.sandbox.ready import need_bubblewrap
 
 ROOT = Path(__file__).resolve().parents[2]
+NAP = 100_000 + os.getpid()
+"""Seconds that a command of this run sleeps; by them its processes are found."""
 
 
 @pytest.mark.asyncio
@@ -71,11 +73,11 @@ async def test_chance_differs_from_program_to_program(sandbox: BubblewrapSandbox
 @pytest.mark.asyncio
 async def test_a_closed_session_has_no_process_left(sandbox: BubblewrapSandbox) -> None:
     session = await sandbox.open()
-    running = asyncio.create_task(session.run(Command(("sleep", "4711.25"))))
-    while not host_processes("4711.25"):
+    running = asyncio.create_task(session.run(Command(("sleep", f"{NAP}.25"))))
+    while not host_processes(f"{NAP}.25"):
         await asyncio.sleep(0.01)
     await session.close()
-    assert host_processes("4711.25") == [] and session.lost
+    assert host_processes(f"{NAP}.25") == [] and session.lost
     result = await running
     assert result.outcome is Outcome.KILLED and "its files are gone" in result.problem
     assert (await session.run(Python("1"))).outcome is Outcome.KILLED
@@ -83,13 +85,13 @@ async def test_a_closed_session_has_no_process_left(sandbox: BubblewrapSandbox) 
 
 @pytest.mark.asyncio
 async def test_cancelling_a_call_ends_its_processes(sandbox: BubblewrapSandbox) -> None:
-    running = asyncio.create_task(sandbox.run(Command(("sleep", "4711.5"))))
-    while not host_processes("4711.5"):
+    running = asyncio.create_task(sandbox.run(Command(("sleep", f"{NAP}.5"))))
+    while not host_processes(f"{NAP}.5"):
         await asyncio.sleep(0.01)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert wait_until_gone("4711.5") == []
+    assert wait_until_gone(f"{NAP}.5") == []
 
 
 AGENT = """
@@ -108,7 +110,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("how", ["killed", "ends"])
 def test_an_agent_that_is_gone_leaves_nothing(how: str, tmp_path: Path) -> None:
     need_bubblewrap()
-    marker = "4711.75"
+    marker = f"{NAP}.75"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
     before = set(os.listdir("/tmp"))
     command = [sys.executable, "-c", AGENT, marker if how == "killed" else "end"]
@@ -191,14 +193,14 @@ def test_one_sandbox_serves_many_event_loops_and_starts_again_after_close() -> N
 async def test_closing_ends_what_runs_and_what_waits() -> None:
     need_bubblewrap()
     sandbox = BubblewrapSandbox(box=Box(preload=()), warm=1, running=1)
-    asked = [asyncio.create_task(sandbox.run(Command(("sleep", "4711.125")))) for _ in range(2)]
-    while not host_processes("4711.125"):
+    asked = [asyncio.create_task(sandbox.run(Command(("sleep", f"{NAP}.125")))) for _ in range(2)]
+    while not host_processes(f"{NAP}.125"):
         await asyncio.sleep(0.01)
     await asyncio.to_thread(sandbox.close)
     ended = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
     assert isinstance(ended[0], SandboxResult) and ended[0].outcome is Outcome.KILLED
     assert isinstance(ended[1], asyncio.CancelledError | SandboxResult | InfrastructureError)
-    assert host_processes("4711.125") == []
+    assert host_processes(f"{NAP}.125") == []
 
 
 @pytest.mark.asyncio

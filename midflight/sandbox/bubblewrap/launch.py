@@ -12,16 +12,14 @@ import json
 import os
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-
-linux = importlib.import_module("inside.linux")
-
 NOBODY = 65534
 STAGE = "/tmp"
 
 
 def main(binds: list[list[str]], command: list[str]) -> None:
     """Execute `command` with a `--ro-bind` for each of `binds` put in place of its word `BINDS`."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    linux = importlib.import_module("inside.linux")
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
     held = [os.open(source, os.O_PATH) for source, _ in binds]

@@ -28,4 +28,5 @@ def main() -> int:
     return int(code)
 
 
-os._exit(main())
+if __name__ == "__main__":
+    os._exit(main())
