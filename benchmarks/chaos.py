@@ -81,7 +81,7 @@ def chaos(share: float, seed: int) -> Iterator[str]:
 
 
 def agent(address: str, ledger: Ledger) -> AgentFlow:
-    limits = Limits(concurrency=100, retries=2, backoff=0.01, attempt_seconds=0.75, total_seconds=10)
+    limits = Limits(concurrency=100, retries=2, backoff=0.01, attempt_seconds=1.5, total_seconds=20)
 
     def client(name: str) -> Client:
         return Client(f"{address}/v1", Patience(limits, name=name), key=KEY)

@@ -180,7 +180,8 @@ class TextEngine:
 
     def _count(self, used: Usage, answer: Any, prompt: int) -> None:
         """Put tokens and money into `used`; a server that does not say is counted by estimate."""
-        said = answer.get("usage") or {}
+        said = answer.get("usage")
+        said = said if isinstance(said, Mapping) else {}
         used.prompt_tokens = _whole(said.get("prompt_tokens"), prompt)
         drawn = _whole(said.get("completion_tokens"), None)
         used.completion_tokens = (

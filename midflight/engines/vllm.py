@@ -26,6 +26,8 @@ RESET_ATTEMPTS = 20
 """A prefix cache cannot be emptied while a request holds blocks of it; there are 0.1 s between attempts."""
 UNCHANGED = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Else a model's generation_config.json would bend the distribution, which the trainer does not know of."""
+MOST_IDS = 2**24
+"""More than any vocabulary has."""
 ROUNDING = 1e-4
 """By so much a log-prob may exceed 0."""
 _FORCED = 'start: "a"\n'
@@ -136,6 +138,8 @@ class VllmEngine(TextEngine):
             raise Malformed("another prompt's ids")
         ids, logprobs = _drawn(choice)
         most = request.sampling.max_tokens
+        if max(ids, default=0) >= MOST_IDS:
+            raise Malformed("a token id that no vocabulary has")
         if not 1 <= len(ids) <= most:
             raise Malformed(f"{len(ids)} tokens where 1 to {most} were asked for")
         finish = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(str(choice.get("finish_reason")))

@@ -145,3 +145,23 @@ def test_a_recipe_names_a_template_by_file_and_its_run_keeps_a_copy(tmp_path: Pa
         with pytest.raises(RecipeError) as caught:
             load_recipe(str(recipe), [override])
         assert str(caught.value).startswith(message)
+
+
+@pytest.mark.model
+def test_no_control_token_in_any_prompt_of_ids() -> None:
+    from transformers import AutoTokenizer
+
+    from midflight.engines.local.models import EMBEDDED, resolve
+    from midflight.engines.local.prompts import PromptEncoder
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve(EMBEDDED))
+    encoder = PromptEncoder(tokenizer, chat_template=True)
+    control = set(tokenizer.all_special_ids)
+    assert control & set(tokenizer("<|im_end|>")["input_ids"])
+    for name in BUILT_IN:
+        for own in ("", own_template(name)):
+            messages = asked(name, "grammar", own).messages
+            parts = [part for message in messages for part in message.parts]
+            assert any("<|im_end|>" in part for part in parts)
+            assert not any(control & set(encoder.encode_text(part)) for part in parts)
+            assert tokenizer.decode(encoder.encode_text(parts[-1])) == parts[-1]

@@ -84,7 +84,7 @@ class Client:
             return read(json.loads(self._without_key(reply.body)))
         except Malformed as error:
             raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Transient(f"{self.base_url}: the answer is not JSON ({len(reply.body)} bytes)") from None
 
     async def tell(self, path: str, body: Any) -> str:
@@ -134,7 +134,7 @@ def _said(body: bytes) -> tuple[str, str]:
     code, said = "", body[:10_000].decode("utf-8", "replace")
     try:
         error = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         error = None
     if isinstance(error, dict):
         inner = error.get("error", error.get("detail", error))

@@ -173,6 +173,7 @@ class _Reading:
         self._headers: dict[str, str] = {}
         self._length: int | None = None
         self._chunks: list[bytes] | None = None
+        self._came = 0
 
     def feed(self, data: bytes) -> Reply | None:
         """The answer, once it is whole.
@@ -249,5 +250,8 @@ class _Reading:
                 if size < 0 or size > MOST_BODY:
                     raise WireError(f"not HTTP: a chunk of {size} bytes")
                 return None
+            self._came += size
+            if self._came > MOST_BODY:
+                raise WireError(f"an answer of more than {MOST_BODY} bytes")
             chunks.append(bytes(self._data[end + 2 : end + 2 + size]))
             del self._data[: end + 2 + size + 2]
