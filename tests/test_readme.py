@@ -52,7 +52,7 @@ def test_the_commands_of_the_readme_work_in_a_fresh_clone(clone: Path) -> None:
         lines = (json.dumps({"id": f"{name}{number}", **question}) for number in range(2))
         (clone / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     found = commands(clone)
-    assert len(found) == 8
+    assert len(found) == 9
     said = {}
     for words in found:
         if words[1] == "train" and "--dry-run" not in words:

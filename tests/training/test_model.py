@@ -1,7 +1,6 @@
 """Update, policy and trainer on the embedded model, against plain forwards and literal loops."""
 
 import asyncio
-import json
 import math
 import random
 
@@ -15,6 +14,7 @@ from midflight.engines.base import GenerateRequest, Message, Sampling
 from midflight.engines.local import EMBEDDED, LocalEngine, load
 from midflight.store import Store
 from midflight.store.metrics import read_metrics
+from midflight.store.seals import seal
 from midflight.tasks.base import Task
 from midflight.tools import tool
 from midflight.training import step as training
@@ -208,7 +208,7 @@ def test_sync_brings_the_sampler_to_the_trainers_weights_and_a_stale_one_is_caug
 def test_what_is_saved_is_loaded_bit_for_bit_and_solves_as_trained(tmp_path, rows, lora):
     policy = policy_of(lora)
     policy.save(tmp_path)
-    (tmp_path / "state.json").write_text(json.dumps({"base": policy.base_name}))  # as the trainer does
+    seal(tmp_path, {"step": 1, "quality": 0.0, "base": policy.base_name})  # as the trainer does
     saved = [parameter.detach().clone() for parameter in policy.parameters()]
     expected = plain_logprobs(policy.causal, rows[0])
     stir(policy, 0.02, seed=1)
