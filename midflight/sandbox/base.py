@@ -177,7 +177,7 @@ class Session(Protocol):
         Waiting for other requests does not count as its time. Cancelling it while it runs ends the session.
 
         Raises:
-            InfrastructureError: the sandbox broke.
+            InfrastructureError: the sandbox broke, or was closed meanwhile.
         """
 
     async def close(self) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from midflight.errors import InfrastructureError
 from midflight.sandbox.base import Limits, ListFiles, Outcome, Python, ReadFile, Request, SandboxResult, WriteFile
 from midflight.sandbox.bubblewrap.answers import lost, request_frame, result
 from midflight.sandbox.bubblewrap.inside import files, frames
@@ -55,17 +56,24 @@ class FolderSession(ABC):
     async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
         """See `Session.run`."""
         limits = limits or self._limits
+        if self.lost:
+            return lost("the session was closed; its files are gone")
         async with self._turn:
-            if self.lost:
-                return lost("the session was closed; its files are gone")
+            self._check_open()
             match request:
                 case Python(keep_state=False):
-                    return await self._python(request, limits)
+                    result = await self._python(request, limits)
+                    self._check_open()
+                    return result
                 case WriteFile() | ReadFile() | ListFiles():
                     return self._touched(request, limits)
                 case _:
                     problem = f"the sandbox {self._name} runs programs of their own alone: no commands, tests or state"
                     return SandboxResult(Outcome.ERROR, problem=problem)
+
+    def _check_open(self) -> None:
+        if self.lost:
+            raise InfrastructureError("the sandbox was closed during this call")
 
     async def close(self) -> None:
         """See `Session.close`."""

@@ -126,6 +126,16 @@ async def test_cancelling_ends_the_process(sandbox: WasiSandbox) -> None:
     assert workers() == []
 
 
+@pytest.mark.asyncio
+async def test_closing_during_a_call_is_no_error_of_its_program(sandbox: WasiSandbox) -> None:
+    session = await sandbox.open()
+    asked = [asyncio.create_task(session.run(Python("while True: pass"))) for _ in range(2)]
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(sandbox.close)
+    ended = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+    assert [type(one) for one in ended] == [InfrastructureError] * 2
+
+
 def workers() -> list[str]:
     listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if line.split()[0] == str(os.getpid()) and "worker.py" in line]

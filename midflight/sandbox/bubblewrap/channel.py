@@ -22,6 +22,7 @@ START_SECONDS = 60.0
 """How long the outer box, and a session, may take to start."""
 GRACE_SECONDS = 5.0
 """How long the holder may be late before the session is killed from outside."""
+CLOSED = "the sandbox was closed during this call"
 
 
 class Channel:
@@ -32,6 +33,7 @@ class Channel:
         self.turn = asyncio.Lock()
         """Held while a request runs."""
         self.lost = False
+        self._closed = False
 
     async def begin(self) -> None:
         """Wait until the session is made.
@@ -57,6 +59,8 @@ class Channel:
 
     async def run(self, request: Request, limits: Limits) -> SandboxResult:
         """See `Session.run`; one request at a time."""
+        if self._closed:
+            raise InfrastructureError(CLOSED)
         if self.lost:
             return lost("the session of this trajectory ended; its files are gone")
         try:
@@ -65,18 +69,24 @@ class Channel:
                 await self._writer.drain()
                 answer = await self._answer()
         except (asyncio.IncompleteReadError, OSError, ValueError, TimeoutError) as error:
-            await self.close()
+            if self._closed:
+                raise InfrastructureError(CLOSED) from error
+            await self._lose()
             return lost(f"the session ended in this call ({type(error).__name__}); its files are gone")
         except BaseException:
-            await self.close()
+            await self._lose()
             raise
         if "broken" in answer:
-            await self.close()
+            await self._lose()
             raise InfrastructureError(f"the sandbox cannot confine a process: {answer['broken']}")
         return result(request, answer, limits)
 
     async def close(self) -> None:
-        """Kill every process of the session and wait until they are gone."""
+        """Kill every process of the session and wait until they are gone; a request that runs or waits then raises."""
+        self._closed = True
+        await self._lose()
+
+    async def _lose(self) -> None:
         if self.lost:
             return
         self.lost = True
