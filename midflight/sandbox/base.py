@@ -15,6 +15,10 @@ from enum import StrEnum
 from typing import Protocol
 
 
+CLOSED = "the sandbox was closed during this call"
+"""What InfrastructureError says of a request whose session the agent's own side closed."""
+
+
 class Outcome(StrEnum):
     """How a request ended."""
 

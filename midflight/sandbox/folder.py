@@ -20,7 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from midflight.errors import InfrastructureError
-from midflight.sandbox.base import Limits, ListFiles, Outcome, Python, ReadFile, Request, SandboxResult, WriteFile
+from midflight.sandbox.base import (
+    CLOSED,
+    Limits,
+    ListFiles,
+    Outcome,
+    Python,
+    ReadFile,
+    Request,
+    SandboxResult,
+    WriteFile,
+)
 from midflight.sandbox.bubblewrap.answers import lost, request_frame, result
 from midflight.sandbox.bubblewrap.inside import files, frames
 
@@ -47,6 +57,7 @@ class FolderSession(ABC):
         self._root = Path(tempfile.mkdtemp(prefix="midflight-"))
         self._workspace = self._root / "workspace"
         self._workspace.mkdir()
+        self._under_way: asyncio.Task[SandboxResult] | None = None
         self.lost = False
 
     @abstractmethod
@@ -59,25 +70,33 @@ class FolderSession(ABC):
         if self.lost:
             return lost("the session was closed; its files are gone")
         async with self._turn:
-            self._check_open()
+            if self.lost:
+                raise InfrastructureError(CLOSED)
             match request:
                 case Python(keep_state=False):
-                    result = await self._python(request, limits)
-                    self._check_open()
-                    return result
+                    return await self._ended(asyncio.ensure_future(self._python(request, limits)))
                 case WriteFile() | ReadFile() | ListFiles():
                     return self._touched(request, limits)
                 case _:
                     problem = f"the sandbox {self._name} runs programs of their own alone: no commands, tests or state"
                     return SandboxResult(Outcome.ERROR, problem=problem)
 
-    def _check_open(self) -> None:
-        if self.lost:
-            raise InfrastructureError("the sandbox was closed during this call")
+    async def _ended(self, program: asyncio.Task[SandboxResult]) -> SandboxResult:
+        self._under_way = program
+        try:
+            return await program
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.lost and task is not None and not task.cancelling():  # `close` cancelled it, not the caller
+                raise InfrastructureError(CLOSED) from None
+            raise
 
     async def close(self) -> None:
         """See `Session.close`."""
         self.lost = True
+        if self._under_way is not None:
+            self._under_way.cancel()
+            await asyncio.wait([self._under_way])
         await asyncio.to_thread(shutil.rmtree, self._root, True)
 
     def _touched(self, request: WriteFile | ReadFile | ListFiles, limits: Limits) -> SandboxResult:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from midflight.errors import InfrastructureError
-from midflight.sandbox.base import Limits, Request, SandboxResult
+from midflight.sandbox.base import CLOSED, Limits, Request, SandboxResult
 from midflight.sandbox.bubblewrap.answers import lost, request_frame, result
 from midflight.sandbox.bubblewrap.inside import frames
 
@@ -22,7 +22,6 @@ START_SECONDS = 60.0
 """How long the outer box, and a session, may take to start."""
 GRACE_SECONDS = 5.0
 """How long the holder may be late before the session is killed from outside."""
-CLOSED = "the sandbox was closed during this call"
 
 
 class Channel:
