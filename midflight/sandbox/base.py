@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-
 CLOSED = "the sandbox was closed during this call"
 """What InfrastructureError says of a request whose session the agent's own side closed."""
 
