@@ -134,7 +134,8 @@ def choose_sandbox(
         return BubblewrapSandbox(limits, box, running=running)
     lacking = wasi.missing() if kind != "bubblewrap" else ""
     if kind != "bubblewrap" and not lacking:
-        return WasiSandbox(limits, disk_bytes=(box or Box()).disk_bytes, running=running)
+        box = box or Box()
+        return WasiSandbox(limits, disk_bytes=box.disk_bytes, disk_files=box.disk_files, running=running)
     problems = "; or ".join(one for one in (problem, lacking) if one)
     raise UserError(f"no sandbox for code that a model writes: {problems}")
 

@@ -64,6 +64,10 @@ class FolderSession(ABC):
     async def _python(self, request: Python, limits: Limits) -> SandboxResult:
         """Run a program in the workspace."""
 
+    def _over(self) -> bool:
+        """Whether it has more files, or larger ones, than it may."""
+        return False
+
     async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
         """See `Session.run`."""
         limits = limits or self._limits
@@ -102,6 +106,8 @@ class FolderSession(ABC):
     def _touched(self, request: WriteFile | ReadFile | ListFiles, limits: Limits) -> SandboxResult:
         if isinstance(request, WriteFile) and len(request.data) > limits.file_bytes:
             return SandboxResult(Outcome.FILE_LIMIT, problem=f"{request.path}: more than {limits.file_bytes} bytes")
+        if isinstance(request, WriteFile) and self._over():
+            return SandboxResult(Outcome.FILE_LIMIT, problem=f"{request.path}: no room for more files")
         reply = files.answer(request_frame(request), str(self._workspace))
         return answered(request, limits, Ended("exit", 0, b"", b"", 0.0), frames.pack(reply))
 
@@ -141,7 +147,7 @@ async def run_bounded(
             if any(len(data) > limits.output_bytes for data in outputs):
                 cause = "output"
             elif ending.done():
-                cause = "exit"
+                cause = "disk" if over() else "exit"
             elif time.monotonic() - began >= limits.wall_seconds:
                 cause = "wall"
             elif over():
