@@ -96,8 +96,8 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Too
     try:
         return make_toolset(names, {key: given[key]} if key in given else {}, context, servers=servers), closing
     except BaseException:
-        for one in closing:
-            one.close()
+        for open_engine in closing:
+            open_engine.close()
         raise
 
 

@@ -127,8 +127,8 @@ class PythonTool(SandboxTool):
             except TimeoutError as error:
                 if not limit.expired():
                     raise InfrastructureError(f"the engine of python failed: {error}") from error
-                text = f"python took longer than {seconds:g} seconds: no program was written in that time"
-                return ToolResult(text, ErrorKind.TOOL_TIMEOUT)
+                late = f"python took longer than {seconds:g} seconds: no program was written in that time"
+                return ToolResult(late, ErrorKind.TOOL_TIMEOUT)
             left = max(seconds - (time.monotonic() - began), 0.001)
         request = Python(code, arguments.get("stdin", ""), keep_state=self.keep_state, figures=self.sandbox.full)
         result = await self._run(request, left)
