@@ -83,6 +83,12 @@ def toolset_of(
 
     `engine` gives the language model of tools that ask one, when they first do, by the name in their options.
     """
+    agent = recipe.agent
+    return make_toolset(agent.tools, agent.tool_options, context_of(recipe, engine), tools or (), agent.mcp_servers)
+
+
+def context_of(recipe: Recipe, engine: Callable[[str | None], Engine | None]) -> ToolContext:
+    """What the recipe's tools get from around them; `engine` as for `toolset_of`."""
 
     def ask(name: str | None) -> Engine:
         found = engine(name)
@@ -91,13 +97,12 @@ def toolset_of(
         return found
 
     options = recipe.agent.sandbox
-    context = ToolContext(
+    return ToolContext(
         engine=ask,
         sandbox=lambda: shared_sandbox(options),
         files=Path(options.files) if options.files else None,
         keep=Path(options.keep) if options.keep else None,
     )
-    return make_toolset(recipe.agent.tools, recipe.agent.tool_options, context, tools or (), recipe.agent.mcp_servers)
 
 
 def assemble(
@@ -275,25 +280,51 @@ def engines_of(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> N
     ledger = Ledger(tokens=recipe.budget.tokens, money=recipe.budget.money)
     made: dict[str, LocalEngine | TextEngine] = {}
     closing: list[Closable] = []
-    for name, settings in recipe.engines.items():
-        if settings.provider == "local":
-            say(f"loading {settings.model}")
-            own = recipe.model.model_copy(update={"name": settings.model, "context_length": settings.context_length})
-            other = recipe.model_copy(update={"model": own})
-            loaded = local_engine(other, load_trained(other, settings.model, say)[0])
-            made[name] = loaded
-            closing.append(loaded)
-        else:
-            made[name], closed = remote_engine(name, settings, ledger)
-            closing += closed
-
-    def used_by(user: str, name: str) -> Engine:
-        engine = made[name]
-        return engine.for_module(user) if isinstance(engine, TextEngine) else engine
-
+    for name in recipe.engines:
+        made[name], closed = _engine(recipe, name, ledger, say)
+        closing += closed
     modules = recipe.agent.language_models.items()
-    of = {module: used_by(module, settings.engine) for module, settings in modules if settings.engine is not None}
-    return Named(of, tuple(closing), ledger, {name: used_by("tools", name) for name in made})
+    of = {module: _used(made[one.engine], module) for module, one in modules if one.engine is not None}
+    return Named(of, tuple(closing), ledger, {name: _used(engine, "tools") for name, engine in made.items()})
+
+
+def _engine(
+    recipe: Recipe, name: str, ledger: Ledger, say: Callable[[str], None]
+) -> tuple[LocalEngine | TextEngine, Sequence[Closable]]:
+    """One of the recipe's `engines`, and what is to be closed behind it."""
+    settings = recipe.engines[name]
+    if settings.provider != "local":
+        return remote_engine(name, settings, ledger)
+    say(f"loading {settings.model}")
+    own = recipe.model.model_copy(update={"name": settings.model, "context_length": settings.context_length})
+    other = recipe.model_copy(update={"model": own})
+    loaded = local_engine(other, load_trained(other, settings.model, say)[0])
+    return loaded, [loaded]
+
+
+def _used(engine: LocalEngine | TextEngine, user: str) -> Engine:
+    return engine.for_module(user) if isinstance(engine, TextEngine) else engine
+
+
+def tool_engine(
+    recipe: Recipe, name: str | None, say: Callable[[str], None] = lambda _: None
+) -> tuple[Engine, Sequence[Closable]]:
+    """The language model of one tool alone, by the name in its options, and what is to be closed behind it.
+
+    Raises:
+        UserError: the recipe has no engine of that name, or it cannot be had.
+    """
+    if name is None:
+        loaded, base = load_trained(recipe, recipe.model.name, say)
+        own = local_engine(recipe, loaded if base == loaded.name else load_named(recipe, base))
+        return own, [own]
+    if name not in recipe.engines:
+        raise UserError(
+            f"engine = {name}: the recipe has no such engine; it has: {', '.join(recipe.engines) or 'none'}"
+        )
+    ledger = Ledger(tokens=recipe.budget.tokens, money=recipe.budget.money)
+    engine, closing = _engine(recipe, name, ledger, say)
+    return _used(engine, "tools"), closing
 
 
 def load_named(recipe: Recipe, name: str) -> LoadedModel:

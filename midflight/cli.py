@@ -376,7 +376,9 @@ def run_tool(
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", metavar="KEY=VALUE", help="Of the tool; can be given again.")
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Whose options, own tools and MCP servers to use.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Whose options, own tools, MCP servers, sandbox and engines to use.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.001, help="Time limit, where the tool has no own.")] = 60.0,
 ) -> None:
     """Call one tool once and print its result; exit code 1 and the kind of error where it is one."""

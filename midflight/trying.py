@@ -9,6 +9,9 @@ from typing import Any
 import yaml
 
 from midflight import recipes
+from midflight.building import Closable, context_of, tool_engine
+from midflight.config import Recipe
+from midflight.engines.base import Engine
 from midflight.errors import UserError
 from midflight.rendering import printable
 from midflight.tools import BUILTIN, FINISH, Scope, Tool, ToolResult, Toolset, make_toolset, options_of, tool_info
@@ -34,13 +37,13 @@ def try_tool(
         name: of a built-in tool, one of the recipe, or a place such as `file.py:attribute`.
         arguments: `key=value`; a value is text where the tool's schema says so, else YAML.
         options: `key=value` of the tool's options, over those of the recipe.
-        recipe: whose options, own tools and MCP servers are used.
+        recipe: whose options, own tools, MCP servers, sandbox and engines are used.
 
     Raises:
         UserError: no such tool, wrong arguments or options, or something is missing.
         InfrastructureError: a service that the tool needs does not answer.
     """
-    toolset = _toolset(name, options, recipe)
+    toolset, closing = _toolset(name, options, recipe)
     own = load_own(name).name if is_own(name) else name
     try:
         tool = toolset.get(own)
@@ -54,6 +57,8 @@ def try_tool(
         return asyncio.run(_call(toolset, own, values, seconds))
     finally:
         toolset.close()
+        for engine in closing:
+            engine.close()
 
 
 def shown(result: ToolResult) -> str:
@@ -61,13 +66,15 @@ def shown(result: ToolResult) -> str:
     return "\n".join(printable(line) for line in result.text.splitlines())
 
 
-def _toolset(name: str, options: Sequence[str], recipe: str | None) -> Toolset:
-    """The toolset that has the tool; with a recipe, only what of it is needed is made."""
+def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Toolset, Sequence[Closable]]:
+    """The toolset that has the tool, and engines to close; with a recipe, only what of it is needed is made."""
     given: dict[str, Any] = {}
+    loaded: Recipe | None = None
     servers: dict[str, Any] = {}
     names = [name]
     if recipe is not None:
-        agent = recipes.load(recipe, tasks=False, training=False).agent
+        loaded = recipes.load(recipe, tasks=False, training=False)
+        agent = loaded.agent
         given = dict(agent.tool_options)
         server = name.partition(".")[0]
         if server in agent.mcp_servers:
@@ -79,9 +86,19 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> Toolset:
     key = load_own(names[0]).name if names and is_own(names[0]) else name
     for one, value in map(_pair, options):
         given[key] = {**given.get(key, {}), one: yaml.safe_load(value)}
-    if names and names[0] in BUILTIN and options_of(name, given).asks_engine:
-        raise UserError(f"{name}: asks a language model; put it into a recipe's agent.tools and ask midflight solve")
-    return make_toolset(names, {key: given[key]} if key in given else {}, servers=servers)
+    engine: Engine | None = None
+    closing: Sequence[Closable] = ()
+    if names and names[0] in BUILTIN and (settings := options_of(name, given)).asks_engine:
+        if loaded is None:
+            raise UserError(f"{name}: asks a language model; name a recipe that has one with --recipe")
+        engine, closing = tool_engine(loaded, getattr(settings, "engine", None))
+    context = None if loaded is None else context_of(loaded, lambda _: engine)
+    try:
+        return make_toolset(names, {key: given[key]} if key in given else {}, context, servers=servers), closing
+    except BaseException:
+        for open_engine in closing:
+            open_engine.close()
+        raise
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from midflight.cli import run
 from midflight.tools import BUILTIN
 from tests.test_config import MINIMAL
 from tests.tools.test_options import OWN
+from tests.tools.web.serving import Reply, serving
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,29 @@ def test_own_tools_by_place_and_by_the_recipe(capsys: pytest.CaptureFixture[str]
     assert code == 0 and "characters left out" in text
 
 
+def test_the_sandbox_of_the_recipe_is_used(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "start").mkdir()
+    (folder / "start" / "a.txt").write_text("begun")
+    sandbox = "{kind: none, unsafe_no_sandbox: true, files: start, keep: kept, output_kb: 1}"
+    (folder / "r.yaml").write_text(MINIMAL.replace("[calculator]", f"[python, list_files]\n  sandbox: {sandbox}"))
+    found = output(capsys, "run", "list_files", "path=.", "--recipe", "r.yaml")
+    assert found == (0, "a.txt 5\n", "") and (folder / "kept" / "workspace-1" / "a.txt").read_text() == "begun"
+    code, _, error = output(capsys, "run", "python", "code=print('x' * 3000)", "--recipe", "r.yaml")
+    assert code == 1 and error.startswith("midflight: tool_error: output_limit: ")
+
+
+def test_the_engine_of_the_recipe_is_asked(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    pytest.importorskip("openai")
+    answer = {"choices": [{"message": {"role": "assistant", "content": "Lima"}, "finish_reason": "stop"}]}
+    with serving(lambda received: Reply({"id": "1", "object": "chat.completion", **answer})) as server:
+        engines = f"engines:\n  far: {{provider: openai, model: m, base_url: '{server.url}/v1'}}\n"
+        tools = "[generalist]\n  tool_options: {generalist: {engine: far}}"
+        (folder / "r.yaml").write_text(MINIMAL.replace("[calculator]", tools) + engines)
+        assert output(capsys, "run", "generalist", "query=?", "--recipe", "r.yaml") == (0, "Lima\n", "")
+        code, _, error = output(capsys, "run", "generalist", "query=?", "--recipe", "r.yaml", "-o", "engine=near")
+    assert (code, error) == (2, "midflight: engine = near: the recipe has no such engine; it has: far\n")
+
+
 def test_tools_of_a_server_by_the_recipe(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     pytest.importorskip("mcp")
     server = Path(__file__).parent / "tools" / "mcp_server.py"
@@ -92,7 +116,7 @@ def test_tools_of_a_server_by_the_recipe(capsys: pytest.CaptureFixture[str], fol
         (["calculator", "expression"], "expression: write key=value"),
         (["calculator", "expression=1", "more=2"], "calculator: Additional properties are not allowed"),
         (["finish"], "finish: no such tool"),
-        (["generalist", "query=x"], "generalist: asks a language model; put it into a recipe's agent.tools"),
+        (["generalist", "query=x"], "generalist: asks a language model; name a recipe that has one with --recipe"),
         (["none.py:x"], "agent.tools: none.py:x: no such file"),
     ],
 )

@@ -117,6 +117,7 @@ class AgentFlow:
             stop_reason, error = StopReason.CONTEXT_OVERFLOW, str(problem)
         except InfrastructureError as problem:
             stop_reason, error = StopReason.INFRASTRUCTURE, str(problem)
+            run.answer = None  # there is one where the end of a tool's scope failed
         except BudgetSpent as problem:
             stop_reason, error = StopReason.BUDGET, str(problem)
         except TimeoutError:

@@ -112,7 +112,7 @@ def draw_errors(axes: Axes, records: Records) -> None:
     for place, kind in enumerate(kinds, start=1):
         values = _per_cent(_inner(records, "errors", kind, absent=0.0))
         axes.plot(steps, values, color=_colour(place), linewidth=1.2, marker=".", label=kind.replace("_", " "))
-    total = _per_cent(_outer(records, "tool_error_rate"))
+    total = _per_cent([GAP if record.get("errors") is None else sum(record["errors"].values()) for record in records])
     axes.plot(steps, total, color=_colour(0), linewidth=2.4, marker="o", label="any error")
     axes.set_ylim(bottom=0)
     _finish(axes, "Turns that end in an error", "training step", "share of turns (%)")

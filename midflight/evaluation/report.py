@@ -232,7 +232,7 @@ def _errors(before: EvaluationResult, after: EvaluationResult) -> str:
     kinds = [kind for kind in before.errors if before.errors[kind] or after.errors.get(kind)]
     kinds += [kind for kind in after.errors if kind not in before.errors]
     rows = [_shift(kind, before.errors.get(kind, 0.0), after.errors.get(kind, 0.0)) for kind in kinds]
-    rows.append(_shift("any error", before.tool_error_rate, after.tool_error_rate))
+    rows.append(_shift("any error", sum(before.errors.values()), sum(after.errors.values())))
     return table(["error", "before", "after", "points"], rows)
 
 

@@ -18,6 +18,7 @@ from midflight.agent.types import ErrorKind, StopReason, Trajectory, Turn
 from midflight.errors import UserError
 from midflight.evaluation.intervals import bootstrap_mean
 from midflight.tasks.base import Task
+from midflight.tools.base import FINISH
 
 UNKNOWN_TOOL = "(unknown)"
 """All actions that name no tool of the toolset, in `tool_shares`."""
@@ -60,9 +61,9 @@ class EvaluationResult:
     tool_shares: dict[str, float]
     """Share of each tool among all actions, `finish` included; text that is no action is not one."""
     tool_error_rate: float
-    """Turns that ended in an error kind, over all turns."""
+    """See `tool_error_rate`."""
     errors: dict[str, float]
-    """The same by kind of error; every kind is there."""
+    """Turns that ended in each kind of error, over all turns; every kind is there."""
     mean_turns: float
     stop_reasons: dict[str, int]
     infrastructure: int
@@ -166,8 +167,12 @@ def tool_shares(turns: Iterable[Turn]) -> dict[str, float]:
 
 
 def tool_error_rate(turns: Sequence[Turn]) -> float:
-    """Turns that ended in an error kind, over all turns (0 where there are none); the sum of `error_rates`."""
-    return sum(turn.result.error is not None for turn in turns) / len(turns) if turns else 0.0
+    """Calls that ended in an error kind, over all calls (0 where there are none).
+
+    A call is a turn that names a tool other than `finish`, whether or not there is such a tool.
+    """
+    failed = [turn.result.error is not None for turn in turns if turn.action and turn.action.tool != FINISH]
+    return sum(failed) / len(failed) if failed else 0.0
 
 
 def error_rates(turns: Sequence[Turn]) -> dict[str, float]:

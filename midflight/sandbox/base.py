@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+CLOSED = "the sandbox was closed during this call"
+"""What InfrastructureError says of a request whose session the agent's own side closed."""
+
 
 class Outcome(StrEnum):
     """How a request ended."""
@@ -177,7 +180,7 @@ class Session(Protocol):
         Waiting for other requests does not count as its time. Cancelling it while it runs ends the session.
 
         Raises:
-            InfrastructureError: the sandbox broke.
+            InfrastructureError: the sandbox broke, or was closed meanwhile.
         """
 
     async def close(self) -> None:

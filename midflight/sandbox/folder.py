@@ -19,7 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midflight.sandbox.base import Limits, ListFiles, Outcome, Python, ReadFile, Request, SandboxResult, WriteFile
+from midflight.errors import InfrastructureError
+from midflight.sandbox.base import (
+    CLOSED,
+    Limits,
+    ListFiles,
+    Outcome,
+    Python,
+    ReadFile,
+    Request,
+    SandboxResult,
+    WriteFile,
+)
 from midflight.sandbox.bubblewrap.answers import lost, request_frame, result
 from midflight.sandbox.bubblewrap.inside import files, frames
 
@@ -46,35 +57,57 @@ class FolderSession(ABC):
         self._root = Path(tempfile.mkdtemp(prefix="midflight-"))
         self._workspace = self._root / "workspace"
         self._workspace.mkdir()
+        self._under_way: asyncio.Task[SandboxResult] | None = None
         self.lost = False
 
     @abstractmethod
     async def _python(self, request: Python, limits: Limits) -> SandboxResult:
         """Run a program in the workspace."""
 
+    def _over(self) -> bool:
+        """Whether it has more files, or larger ones, than it may."""
+        return False
+
     async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
         """See `Session.run`."""
         limits = limits or self._limits
+        if self.lost:
+            return lost("the session was closed; its files are gone")
         async with self._turn:
             if self.lost:
-                return lost("the session was closed; its files are gone")
+                raise InfrastructureError(CLOSED)
             match request:
                 case Python(keep_state=False):
-                    return await self._python(request, limits)
+                    return await self._ended(asyncio.ensure_future(self._python(request, limits)))
                 case WriteFile() | ReadFile() | ListFiles():
                     return self._touched(request, limits)
                 case _:
                     problem = f"the sandbox {self._name} runs programs of their own alone: no commands, tests or state"
                     return SandboxResult(Outcome.ERROR, problem=problem)
 
+    async def _ended(self, program: asyncio.Task[SandboxResult]) -> SandboxResult:
+        self._under_way = program
+        try:
+            return await program
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.lost and task is not None and not task.cancelling():  # `close` cancelled it, not the caller
+                raise InfrastructureError(CLOSED) from None
+            raise
+
     async def close(self) -> None:
         """See `Session.close`."""
         self.lost = True
+        if self._under_way is not None:
+            self._under_way.cancel()
+            await asyncio.wait([self._under_way])
         await asyncio.to_thread(shutil.rmtree, self._root, True)
 
     def _touched(self, request: WriteFile | ReadFile | ListFiles, limits: Limits) -> SandboxResult:
         if isinstance(request, WriteFile) and len(request.data) > limits.file_bytes:
             return SandboxResult(Outcome.FILE_LIMIT, problem=f"{request.path}: more than {limits.file_bytes} bytes")
+        if isinstance(request, WriteFile) and self._over():
+            return SandboxResult(Outcome.FILE_LIMIT, problem=f"{request.path}: no room for more files")
         reply = files.answer(request_frame(request), str(self._workspace))
         return answered(request, limits, Ended("exit", 0, b"", b"", 0.0), frames.pack(reply))
 
@@ -114,7 +147,7 @@ async def run_bounded(
             if any(len(data) > limits.output_bytes for data in outputs):
                 cause = "output"
             elif ending.done():
-                cause = "exit"
+                cause = "disk" if over() else "exit"
             elif time.monotonic() - began >= limits.wall_seconds:
                 cause = "wall"
             elif over():

@@ -118,7 +118,13 @@ class LoopThread:
             coroutine.close()
             raise InfrastructureError("the sandbox was closed")
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # the thread's stop cancelled it, not the caller
+                raise InfrastructureError("the sandbox was closed") from None
+            raise
 
     def wait(self, coroutine: Coroutine[Any, Any, T], seconds: float | None) -> T:
         """The same, from a thread that may block."""

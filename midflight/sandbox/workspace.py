@@ -6,6 +6,8 @@ Invariant: nothing of it is on the host's disk, unless it is kept; then regular 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
@@ -32,7 +34,8 @@ class Workspace:
 
     Args:
         sandbox: where it is opened.
-        keep: a folder of the host; at the end the files go to its next free `workspace-N`, if there are any.
+        keep: a folder of the host; at the end the files go to its next free `workspace-N`, if there are any. Where that
+            fails, leaving raises InfrastructureError, and the session is closed all the same.
         files: a folder of the host whose regular files it begins with.
     """
 
@@ -49,17 +52,25 @@ class Workspace:
         """
         async with self._opening:
             if self._session is None or self._session.lost:
-                self._session = await self._sandbox.open()
-                await self._fill(self._session)
+                self._session = await self._filled()
         return await self._session.run(request, limits)
 
-    async def _fill(self, session: Session) -> None:
-        for path in sorted(self._files.rglob("*")) if self._files is not None else ():
-            if path.is_file() and not path.is_symlink():
-                name = path.relative_to(self._files or path).as_posix()
-                result = await session.run(WriteFile(name, path.read_bytes()))
+    async def _filled(self) -> Session:
+        """A new session with all the files it begins with; one that cannot have them is closed."""
+        session = await self._sandbox.open()
+        try:
+            for name, path in await asyncio.to_thread(_regular, self._files) if self._files is not None else ():
+                try:
+                    data = await asyncio.to_thread(path.read_bytes)
+                except OSError as error:
+                    raise InfrastructureError(f"agent.sandbox.files: {name}: {error}") from error
+                result = await session.run(WriteFile(name, data))
                 if not result.ok:
                     raise InfrastructureError(f"agent.sandbox.files: {name}: {result.problem}")
+        except BaseException:
+            await session.close()
+            raise
+        return session
 
     async def export(self, folder: Path) -> list[Path]:
         """Copy the regular files to `folder`, which must be new or empty; what was written.
@@ -74,8 +85,7 @@ class Workspace:
             result = await self.run(ReadFile(file.path, max(file.size, 1)))
             if result.ok:
                 room -= len(result.data)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(result.data)
+                await asyncio.to_thread(_write, target, result.data)
                 written.append(target)
         return written
 
@@ -89,24 +99,40 @@ class Workspace:
             return
         try:
             if self._keep is not None and not self._session.lost:
-                await self._export_to_next(self._keep)
+                try:
+                    await self._export_to_next(self._keep)
+                except OSError as problem:
+                    if error is None or isinstance(error, Exception):  # a cancellation stays one
+                        raise InfrastructureError(f"agent.sandbox.keep: {problem}; make room there") from problem
         finally:
             await self._session.close()
 
     async def _export_to_next(self, keep: Path) -> None:
         if not (await self.run(ListFiles())).files:
             return
-        keep.mkdir(parents=True, exist_ok=True)
-        number = 1
-        while True:
-            folder = keep / f"workspace-{number}"
-            try:
-                folder.mkdir()
-            except FileExistsError:
-                number += 1
-                continue
-            await self.export(folder)
-            return
+        await self.export(await asyncio.to_thread(_next, keep))
+
+
+def _regular(folder: Path) -> list[tuple[str, Path]]:
+    """The regular files below a folder, by name in it."""
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+    return [(path.relative_to(folder).as_posix(), path) for path in found]
+
+
+def _write(target: Path, data: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+
+
+def _next(keep: Path) -> Path:
+    """The next free `workspace-N`, made."""
+    keep.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = keep / f"workspace-{number}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("there is always one")
 
 
 def _below(folder: Path, file: File) -> Path | None:

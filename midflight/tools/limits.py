@@ -1,7 +1,7 @@
 """Limits around a tool: time, calls of a trajectory, rate, retries, a cache on disk, the size of a result.
 
 Invariant: the tool inside is called at most `1 + retries` times a call, again only after a `TransientError`, and only
-successful results are cached, under a key that holds tool, version, options and every argument.
+successful results are cached, under a key that holds tool, its code, version, options and every argument.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import copy
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,11 +23,15 @@ from typing import Any, Self
 
 from midflight import __version__
 from midflight.tools.base import ClosableTool, ErrorKind, InfrastructureError, Tool, ToolResult, TransientError
+from midflight.tools.function import FunctionTool
 from midflight.tools.options import ToolOptions
 from midflight.tools.scope import Scope, ScopedTool
 
 FIRST_PAUSE = 0.5
 """Seconds before the first retry where the service names none; doubles with each."""
+
+
+_PROCESS = uuid.uuid4().hex
 
 
 class LimitedTool:
@@ -35,6 +41,7 @@ class LimitedTool:
         self.tool, self.options, self.cache_folder = tool, options, cache_folder
         self._scope: Scope | None = None
         self._rate = _Rate(options.calls_per_minute)
+        self._origin = _origin(tool) if options.cache_hours is not None else []
 
     @property
     def name(self) -> str:
@@ -80,10 +87,10 @@ class LimitedTool:
     async def _answered(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         """From the cache, or by a call."""
         entry = self._entry(arguments)
-        cached = _read(entry, self.options.cache_hours) if entry else None
+        cached = await asyncio.to_thread(_read, entry, self.options.cache_hours) if entry else None
         result = ToolResult(cached) if cached is not None else await self._called(arguments, seconds)
         if entry and cached is None and result.error is None:
-            _write(entry, result.text)
+            await asyncio.to_thread(_write, entry, result.text)
         return shortened(result, self.options.result_characters)
 
     async def _called(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
@@ -109,9 +116,20 @@ class LimitedTool:
         if self.options.cache_hours is None:
             return None
         limits = ToolOptions.model_fields.keys()
-        what = [self.name, __version__, self.options.model_dump(mode="json", exclude=set(limits)), dict(arguments)]
+        options = self.options.model_dump(mode="json", exclude=set(limits))
+        what = [self.name, self._origin, __version__, options, dict(arguments)]
         digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
         return self.cache_folder / "results" / self.name / digest
+
+
+def _origin(tool: Tool) -> list[str]:
+    """Where a tool's code is, and the hash of that file; of code without a file, what no other process has."""
+    code = tool.function if isinstance(tool, FunctionTool) else type(tool)
+    module, name = str(code.__module__), str(code.__qualname__)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not Path(file).is_file():
+        return [module, name, _PROCESS]
+    return [module, name, hashlib.sha256(Path(file).read_bytes()).hexdigest()]
 
 
 def shortened(result: ToolResult, limit: int | None) -> ToolResult:

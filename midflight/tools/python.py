@@ -5,7 +5,9 @@ Invariant: no line of it runs in the agent's process, and each program runs exac
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Template
@@ -112,12 +114,24 @@ class PythonTool(SandboxTool):
 
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         """See `Tool.call`."""
-        try:
-            code = arguments["code"] if self.engine is None else await self._written(self.engine(), arguments["task"])
-        except ValueError as error:
-            return ToolResult(str(error), ErrorKind.TOOL_ERROR)
+        if self.engine is None:
+            code, left = arguments["code"], seconds
+        else:
+            began = time.monotonic()
+            limit = asyncio.timeout(seconds)  # of writing and running together
+            try:
+                async with limit:
+                    code = await self._written(self.engine(), arguments["task"])
+            except ValueError as error:
+                return ToolResult(str(error), ErrorKind.TOOL_ERROR)
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise InfrastructureError(f"the engine of python failed: {error}") from error
+                late = f"python took longer than {seconds:g} seconds: no program was written in that time"
+                return ToolResult(late, ErrorKind.TOOL_TIMEOUT)
+            left = max(seconds - (time.monotonic() - began), 0.001)
         request = Python(code, arguments.get("stdin", ""), keep_state=self.keep_state, figures=self.sandbox.full)
-        result = await self._run(request, seconds)
+        result = await self._run(request, left)
         text = result_of(result)
         return ToolResult(text.text + "".join(f"\nsaved {file.path}" for file in result.files), text.error)
 

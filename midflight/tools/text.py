@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from decimal import Decimal
 
 from pydantic_core import to_jsonable_python
+
+_TAG = re.compile(r"</?\w[^<>]*>")
+"""Takes time in proportion to the text, whatever it holds."""
+
+
+def without_tags(text: str, instead: str = "") -> str:
+    """`text` with `instead` for each tag of HTML or XML."""
+    return _TAG.sub(instead, text)
 
 
 def format_number(value: int | float) -> str:

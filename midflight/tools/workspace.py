@@ -63,7 +63,7 @@ class SandboxTool:
         return own
 
     def close(self) -> None:
-        """End the sandbox, with all its sessions; a later call starts it again."""
+        """End the sandbox with all its sessions, a shared one with its last user; a later call starts it again."""
         self.sandbox.close()
 
     async def _run(self, request: Request, seconds: float) -> SandboxResult:

@@ -59,7 +59,7 @@ def test_turns_tools_errors_and_stops() -> None:
         "finish": 3 / 9,
         "population": 2 / 9,
     }
-    assert result.tool_error_rate == 3 / 10
+    assert result.tool_error_rate == 2 / 6  # text that is no action, and finish, are no calls
     assert result.errors == {
         "invalid_action": 0.1,
         "unknown_tool": 0.1,

@@ -111,8 +111,10 @@ def test_no_sandbox_only_by_a_flag_that_says_unsafe() -> None:
 def test_options_choose_one_sandbox_for_all_tools() -> None:
     need_bubblewrap()
     options = SandboxOptions(wall_seconds=3, memory_mb=64, disk_mb=8, packages=("numpy",), running=2)
-    sandbox = shared_sandbox(options)
-    assert shared_sandbox(options.model_copy()) is sandbox and shared_sandbox(SandboxOptions()) is not sandbox
+    shared = shared_sandbox(options)
+    assert shared_sandbox(options.model_copy(update={"files": "a", "keep": "b"})) == shared
+    assert shared_sandbox(SandboxOptions()) != shared
+    sandbox = shared.inner
     assert isinstance(sandbox, BubblewrapSandbox) and sandbox.limits == Limits(wall_seconds=3, memory_bytes=64 * 2**20)
     assert sandbox.box == Box(("numpy",), ("numpy", "numpy.random"), disk_bytes=8 * 2**20)
     code = "import importlib.util as u\nprint([u.find_spec(name) is not None for name in ('numpy', 'sympy')])"
@@ -120,6 +122,28 @@ def test_options_choose_one_sandbox_for_all_tools() -> None:
     sandbox.close()
     with pytest.raises(ValidationError, match="cpu_seconds"):
         SandboxOptions(cpu_seconds=0)
+
+
+@pytest.mark.asyncio
+async def test_a_shared_sandbox_ends_with_the_last_that_uses_it() -> None:
+    need_bubblewrap()
+    options = SandboxOptions(packages=(), disk_mb=9)
+    one, other, unused = (shared_sandbox(options) for _ in range(3))
+    session = await one.open()
+    assert (await other.run(Python("print(1)"))).out == "1\n"
+    running = asyncio.create_task(session.run(Python("import time\ntime.sleep(1)\nprint(2)")))
+    await asyncio.sleep(0.3)
+    for _ in range(2):
+        await asyncio.to_thread(other.close)
+        await asyncio.to_thread(unused.close)
+    assert (await running).out == "2\n"
+    assert (await other.run(Python("print(3)"))).out == "3\n"  # it shares again
+    await asyncio.to_thread(one.close)
+    assert (await other.run(Python("print(4)"))).out == "4\n" and not session.lost
+    await asyncio.to_thread(other.close)
+    assert session.lost
+    assert (await one.run(Python("print(5)"))).out == "5\n"
+    await asyncio.to_thread(one.close)
 
 
 def test_doctor_says_whether_there_is_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:

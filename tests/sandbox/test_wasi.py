@@ -68,6 +68,8 @@ CASES = [
     Case("output", "while True: print('x' * 1000)", Outcome.OUTPUT_LIMIT, "xxx"),
     Case("one large file", "open('x', 'wb').write(bytes(2**26))", Outcome.FILE_LIMIT, "File too large"),
     Case("large files", "for i in range(99): open(str(i), 'wb').write(bytes(2**24))", Outcome.FILE_LIMIT),
+    Case("many files", "for i in range(5000): open(str(i), 'w').close()", Outcome.FILE_LIMIT),
+    Case("many folders", "import os\nfor i in range(5000): os.mkdir(str(i))", Outcome.FILE_LIMIT),
     Case("a forged answer", "open('/reply/reply', 'wb').write(b'\\xff' * 99)\nimport os\nos._exit(0)", Outcome.OK),
     Case("a link for an answer", "import os\nos.symlink('../workspace', '/reply/x')\nos._exit(2)"),
     Case("escapes", r"print('\x1b[2J')", Outcome.OK, r"\x1b[2J"),
@@ -124,6 +126,26 @@ async def test_cancelling_ends_the_process(sandbox: WasiSandbox) -> None:
     while workers() and asyncio.get_running_loop().time() < end:
         await asyncio.sleep(0.02)
     assert workers() == []
+
+
+@pytest.mark.asyncio
+async def test_no_file_is_written_where_there_are_too_many() -> None:
+    sandbox = WasiSandbox(disk_files=9)
+    session = await sandbox.open()
+    written = [await session.run(WriteFile(f"{number}", b"")) for number in range(9)]
+    assert [one.ok for one in written].index(False) in range(2, 9)
+    assert written[-1].outcome is Outcome.FILE_LIMIT and written[-1].problem == "8: no room for more files"
+    await asyncio.to_thread(sandbox.close)
+
+
+@pytest.mark.asyncio
+async def test_closing_during_a_call_is_no_error_of_its_program(sandbox: WasiSandbox) -> None:
+    session = await sandbox.open()
+    asked = [asyncio.create_task(session.run(Python("while True: pass"))) for _ in range(2)]
+    await asyncio.sleep(0.5)
+    await asyncio.to_thread(sandbox.close)
+    ended = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 5)
+    assert [type(one) for one in ended] == [InfrastructureError] * 2
 
 
 def workers() -> list[str]:

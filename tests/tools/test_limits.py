@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +19,13 @@ from midflight.tools import (
     InfrastructureError,
     LimitedTool,
     Scope,
+    ToolContext,
     ToolOptions,
     ToolResult,
     Toolset,
     TransientError,
+    limits,
+    make_toolset,
     tool,
 )
 from midflight.tools.limits import shortened
@@ -161,6 +166,40 @@ def test_a_long_result_keeps_its_ends_and_the_whole_of_it(tmp_path: Path) -> Non
     made = limited(inner, tmp_path, cache_hours=1, result_characters=200)
     assert call(made) == call(made)
     assert call(made).whole == "a " + "x" * 500 and inner.calls == 1
+
+
+def test_tools_of_one_name_share_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from midflight.tools import tool\n\n@tool\ndef area(text: str) -> str:\n    'area'\n    return {!r}\n"
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.py").write_text(code.format(name))
+
+    def answer(place: str) -> str:
+        options = {"area": {"cache_hours": 1}}
+        made = make_toolset([place], options, ToolContext(cache_folder=tmp_path / "cache")).get("area")
+        assert made is not None
+        return call(made).text
+
+    places = [f"{tmp_path}/{name}.py:area" for name in ("one", "other")]
+    assert [answer(place) for place in places] == ["one", "other"]
+    (tmp_path / "one.py").write_text(code.format("edited"))
+    monkeypatch.delitem(sys.modules, f"midflight_own:{(tmp_path / 'one.py').resolve()}")
+    assert [answer(place) for place in places] == ["edited", "other"]
+    assert len(list((tmp_path / "cache" / "results" / "area").iterdir())) == 3
+
+
+def test_the_cache_is_not_touched_on_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    for name in ("_read", "_write"):
+        inner = getattr(limits, name)
+
+        def seen(*arguments: Any, inner: Any = inner) -> Any:
+            threads.append(threading.get_ident())
+            return inner(*arguments)
+
+        monkeypatch.setattr(limits, name, seen)
+    made = limited(Counting(lambda n: n), tmp_path, cache_hours=1)
+    assert [call(made).text for _ in range(2)] == ["a 1", "a 1"]
+    assert len(threads) == 3 and threading.get_ident() not in threads
 
 
 def test_the_rate_is_shared_by_all_trajectories() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +11,13 @@ import pytest
 
 from midflight.agent import AgentFlow, DirectExecutor, LastResultGenerator, LLMPlanner, Query, RuleVerifier
 from midflight.agent.types import StopReason
-from midflight.engines.base import EngineError, FinishReason, Generation
+from midflight.engines.base import EngineError, FinishReason, GenerateRequest, Generation
 from midflight.engines.scripted import ScriptedEngine
 from midflight.errors import InfrastructureError
 from midflight.sandbox import Limits
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
-from midflight.tools import ErrorKind, Scope, Toolset
+from midflight.sandbox.unsafe import UnsafeSandbox
+from midflight.tools import ErrorKind, Scope, ToolResult, Toolset
 from midflight.tools.python import PythonTool, program_of
 from midflight.tools.workspace import workspace_tools
 from tests.sandbox.ready import need_bubblewrap
@@ -124,3 +127,27 @@ async def test_the_agent_goes_on_after_each_kind_of_failure(sandbox: BubblewrapS
     assert [turn.result.text.partition(":")[0] for turn in trajectory.turns[:3]] == ["error", "killed", "output_limit"]
     assert trajectory.stop_reason is StopReason.FINISHED and trajectory.answer is not None
     assert trajectory.answer.text == "42"
+
+
+class Slow(ScriptedEngine):
+    """Takes `seconds` for an answer."""
+
+    seconds = 0.3
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        await asyncio.sleep(self.seconds)
+        return await super().generate(request)
+
+
+@pytest.mark.asyncio
+async def test_writing_and_running_have_one_time_limit() -> None:
+    sandbox = UnsafeSandbox()
+    began = time.monotonic()
+    tool = PythonTool(sandbox, engine=lambda: Slow(["import time\ntime.sleep(60)"]))
+    result = await tool.call({"task": "x"}, 1.0)
+    assert result.error is ErrorKind.TOOL_TIMEOUT and result.text.startswith("wall_limit: killed after 0.")
+    Slow.seconds = 60
+    assert await tool.call({"task": "x"}, 0.3) == ToolResult(
+        "python took longer than 0.3 seconds: no program was written in that time", ErrorKind.TOOL_TIMEOUT
+    )
+    assert time.monotonic() - began < 30

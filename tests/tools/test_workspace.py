@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from midflight.errors import UserError
+from midflight.agent import AgentFlow, LastResultGenerator, LLMPlanner, Query, RuleVerifier
+from midflight.agent.executor import Execution
+from midflight.agent.types import Action, StopReason
+from midflight.engines.scripted import ScriptedEngine
+from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox import Limits
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
 from midflight.sandbox.choose import shared_sandbox
+from midflight.sandbox.folder import FolderSession
 from midflight.sandbox.options import SandboxOptions
+from midflight.sandbox.unsafe import UnsafeSandbox
 from midflight.sandbox.wasi import WasiSandbox
-from midflight.tools import ErrorKind, Scope, Toolset, workspace
+from midflight.tools import ErrorKind, Scope, ToolCall, Toolset, workspace
 from midflight.tools.options import ToolContext
 from midflight.tools.python import PythonTool
 from midflight.tools.workspace import WorkspaceOptions, workspace_tools
@@ -156,3 +164,72 @@ async def test_a_kept_workspace_holds_regular_files_alone(sandbox: BubblewrapSan
     found = sorted(str(path.relative_to(keep)) for path in keep.rglob("*") if not path.is_dir())
     assert found == ["workspace-1/a/b.txt", "workspace-2/a/b.txt"]
     assert (keep / "workspace-1" / "a" / "b.txt").read_text() == "ä" and not os.path.islink(keep / "workspace-1" / "l")
+
+
+class Folder(UnsafeSandbox):
+    """Counts the sessions that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[FolderSession] = []
+
+    async def open(self) -> FolderSession:
+        self.opened.append(await super().open())
+        return self.opened[-1]
+
+
+@pytest.mark.asyncio
+async def test_a_workspace_that_is_not_filled_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = Folder()
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"1")
+    tool: Any = workspace_tools(sandbox, files=tmp_path)["list_files"]
+    read, on_loop = Path.read_bytes, threading.get_ident()
+    failing = [True]
+
+    def read_bytes(path: Path) -> bytes:
+        assert threading.get_ident() != on_loop
+        if path.name == "b" and failing:
+            failing.clear()
+            raise OSError(5, "Input/output error")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    async with Scope() as scope:
+        with pytest.raises(InfrastructureError, match=r"agent.sandbox.files: b: .*Input/output error"):
+            await tool.scoped(scope).call({"path": "."}, 10)
+        assert [session.lost for session in sandbox.opened] == [True]
+        assert (await tool.scoped(scope).call({"path": "."}, 10)).text == "a 1\nb 1"
+    assert [session.lost for session in sandbox.opened] == [True, True]
+
+
+@pytest.mark.asyncio
+async def test_a_workspace_that_cannot_be_kept_ends_its_trajectory_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    sandbox = Folder()
+    flow = AgentFlow(
+        LLMPlanner(ScriptedEngine(["write_file: a", "finish"] * 2), format="compact", grammar=False),
+        Writing(),
+        RuleVerifier(),
+        LastResultGenerator(),
+        Toolset(workspace_tools(sandbox, keep=tmp_path / "file" / "keep").values()),
+    )
+    trajectory = await flow.run(Query("?"))
+    assert trajectory.stop_reason is StopReason.INFRASTRUCTURE and trajectory.answer is None
+    assert trajectory.error.startswith("agent.sandbox.keep: ") and str(tmp_path) in trajectory.error
+    assert [session.lost for session in sandbox.opened] == [True]
+    running = asyncio.current_task()
+    assert running is not None
+    with pytest.raises(asyncio.CancelledError):
+        await flow.run(Query("?"), lambda turn: running.cancel() and None)
+    running.uncancel()
+
+
+class Writing:
+    """An executor that writes a file whatever the action."""
+
+    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None) -> Execution:
+        tool = toolset.get("write_file")
+        assert tool is not None
+        call = ToolCall("write_file", {"path": "a", "content": "b"})
+        return Execution(call, await tool.call(call.arguments, seconds))

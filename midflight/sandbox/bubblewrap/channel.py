@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from midflight.errors import InfrastructureError
-from midflight.sandbox.base import Limits, Request, SandboxResult
+from midflight.sandbox.base import CLOSED, Limits, Request, SandboxResult
 from midflight.sandbox.bubblewrap.answers import lost, request_frame, result
 from midflight.sandbox.bubblewrap.inside import frames
 
@@ -32,6 +32,7 @@ class Channel:
         self.turn = asyncio.Lock()
         """Held while a request runs."""
         self.lost = False
+        self._closed = False
 
     async def begin(self) -> None:
         """Wait until the session is made.
@@ -57,6 +58,8 @@ class Channel:
 
     async def run(self, request: Request, limits: Limits) -> SandboxResult:
         """See `Session.run`; one request at a time."""
+        if self._closed:
+            raise InfrastructureError(CLOSED)
         if self.lost:
             return lost("the session of this trajectory ended; its files are gone")
         try:
@@ -65,18 +68,24 @@ class Channel:
                 await self._writer.drain()
                 answer = await self._answer()
         except (asyncio.IncompleteReadError, OSError, ValueError, TimeoutError) as error:
-            await self.close()
+            if self._closed:
+                raise InfrastructureError(CLOSED) from error
+            await self._lose()
             return lost(f"the session ended in this call ({type(error).__name__}); its files are gone")
         except BaseException:
-            await self.close()
+            await self._lose()
             raise
         if "broken" in answer:
-            await self.close()
+            await self._lose()
             raise InfrastructureError(f"the sandbox cannot confine a process: {answer['broken']}")
         return result(request, answer, limits)
 
     async def close(self) -> None:
-        """Kill every process of the session and wait until they are gone."""
+        """Kill every process of the session and wait until they are gone; a request that runs or waits then raises."""
+        self._closed = True
+        await self._lose()
+
+    async def _lose(self) -> None:
         if self.lost:
             return
         self.lost = True

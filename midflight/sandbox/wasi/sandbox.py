@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -20,6 +21,7 @@ from midflight.errors import InfrastructureError
 from midflight.paths import cache_folder
 from midflight.sandbox.base import Limits, Outcome, Python, Request, SandboxResult
 from midflight.sandbox.bubblewrap.inside import running
+from midflight.sandbox.bubblewrap.zygote import Box
 from midflight.sandbox.folder import FolderSession, answered, run_bounded
 from midflight.sandbox.pool import LoopThread, Shared
 from midflight.sandbox.wasi.worker import TRAPPED
@@ -46,7 +48,8 @@ class WasiSandbox:
 
     Args:
         limits: of a request that brings none; processes do not count, for there are none.
-        disk_bytes: of all files of a session; looked at every 0.1 s while a program runs.
+        disk_bytes: of all files of a session; looked at every 0.1 s while a program runs, and when it ends.
+        disk_files: files and folders of a session; looked at likewise.
         running: programs that run at a time, first come first served; None for the number of cores.
         cache: where the compiled interpreter is kept; Midflight's cache by default.
     """
@@ -58,11 +61,12 @@ class WasiSandbox:
         self,
         limits: Limits | None = None,
         *,
-        disk_bytes: int = 64 * 2**20,
+        disk_bytes: int = Box.disk_bytes,
+        disk_files: int = Box.disk_files,
         running: int | None = None,
         cache: Path | None = None,
     ) -> None:
-        self.limits, self._disk_bytes = limits or Limits(), disk_bytes
+        self.limits, self._disk_bytes, self._disk_files = limits or Limits(), disk_bytes, disk_files
         self._cache = cache or cache_folder() / "wasi"
         self._running = running or os.cpu_count() or 1
         self._starting = threading.Lock()
@@ -104,7 +108,7 @@ class WasiSandbox:
     async def _opened(self) -> _Session:
         interpreter = self._interpreter
         assert interpreter is not None, "started before"
-        session = _Session(self.limits, await interpreter.get(), self._disk_bytes)
+        session = _Session(self.limits, await interpreter.get(), self._disk_bytes, self._disk_files)
         self._open.add(session)
         return session
 
@@ -169,9 +173,9 @@ class WasiSession:
 
 
 class _Session(FolderSession):
-    def __init__(self, limits: Limits, compiled: Path, disk_bytes: int) -> None:
+    def __init__(self, limits: Limits, compiled: Path, disk_bytes: int, disk_files: int) -> None:
         super().__init__(limits, WasiSandbox.name)
-        self._compiled, self._disk_bytes = compiled, disk_bytes
+        self._compiled, self._disk_bytes, self._disk_files = compiled, disk_bytes, disk_files
         self._program, self._reply = self._root / "program", self._root / "reply"
         for folder in (self._program, self._reply):
             folder.mkdir()
@@ -191,12 +195,15 @@ class _Session(FolderSession):
         }
         command = _worker("run", str(self._compiled), json.dumps(own), str(self._root))
         stdin = request.stdin.encode("utf-8", "surrogateescape")
-        ended = await run_bounded(command, {}, self._root, stdin, limits, lambda: _size(self._root) > self._disk_bytes)
+        ended = await run_bounded(command, {}, self._root, stdin, limits, self._over)
         said = _bounded(reply)
         if ended.status == TRAPPED:
             problem = ended.err.decode("utf-8", "replace").strip().splitlines()[-1:]
             return SandboxResult(Outcome.KILLED, problem=" ".join(problem), seconds=ended.seconds)
         return answered(request, limits, ended, said)
+
+    def _over(self) -> bool:
+        return _more_than(self._root, self._disk_bytes, self._disk_files)
 
 
 def _worker(*words: str) -> list[str]:
@@ -226,13 +233,13 @@ def _bounded(file: Path) -> bytes:
         return opened.read(REPLY_BYTES)
 
 
-def _size(folder: Path) -> int:
-    """Bytes that the files below a folder take."""
-    total = 0
-    for _, _, names, descriptor in os.fwalk(folder):
-        for name in names:
-            try:
-                total += os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
-            except OSError:
-                continue
-    return total
+def _more_than(folder: Path, size: int, count: int) -> bool:
+    """Whether what is below a folder takes more bytes, or is more files and folders."""
+    for _, folders, names, descriptor in os.fwalk(folder):
+        for name in (*folders, *names):
+            count -= 1
+            with contextlib.suppress(OSError):  # gone meanwhile
+                size -= os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
+            if size < 0 or count < 0:
+                return True
+    return False

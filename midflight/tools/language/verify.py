@@ -26,7 +26,7 @@ SYSTEM = (
 )
 SHOWN_WHOLE = 8
 """A source of no more passages is shown whole."""
-_VERDICT = re.compile(r"\W*(?:(supported|contradicted)\W+(?:by\W+)?(?:passage\W+)?(\d+)|(not found))\b", re.IGNORECASE)
+_VERDICT = re.compile(r"(?:(supported|contradicted) ([0-9]{1,9})|(not found))\.?", re.IGNORECASE)
 
 
 class VerifyClaimOptions(EngineOptions, WebOptions):
@@ -56,17 +56,13 @@ def verify_claim(options: VerifyClaimOptions, context: ToolContext) -> Tool:
         ],
     ) -> str:
         """whether a source supports or contradicts a claim, or says nothing of it, with the passage that decides"""
-        passages = paragraphs(await text_of(source))
-        if not passages:
-            raise ToolError("the source is empty")
-        if len(passages) > SHOWN_WHOLE:
-            passages = [passages[index] for index in sorted(best_passages(passages, claim, options.passages))]
+        passages = await run_in_worker(shown_passages, await text_of(source), claim, options.passages)
         if not passages:
             return "not found: no passage of the source has a word of the claim"
         shown = "\n".join(f"Passage {number}:\n{fenced(text)}" for number, text in enumerate(passages, 1))
         question = f"{shown}\nClaim:\n{fenced(claim)}\nVerdict:"
         said = await ask(context.engine(options.engine), SYSTEM, question, options.max_tokens)
-        match = _VERDICT.match(said)
+        match = _VERDICT.fullmatch(said)
         if match is None or (match[2] and not 1 <= int(match[2]) <= len(passages)):
             raise ToolError(f"the language model gave no verdict: {one_line(said, 120)}")
         if match[3]:
@@ -74,3 +70,17 @@ def verify_claim(options: VerifyClaimOptions, context: ToolContext) -> Tool:
         return f"{match[1].lower()}\n{passages[int(match[2]) - 1]}"
 
     return tool(verify_claim)
+
+
+def shown_passages(source: str, claim: str, count: int) -> list[str]:
+    """What of a source the model is shown, none where no word of the claim is there; in a worker, as it may be large.
+
+    Raises:
+        ToolError: the source is empty.
+    """
+    passages = paragraphs(source)
+    if not passages:
+        raise ToolError("the source is empty")
+    if len(passages) <= SHOWN_WHOLE:
+        return passages
+    return [passages[index] for index in sorted(best_passages(passages, claim, count))]

@@ -33,25 +33,20 @@ class Refused(ToolError):
 def is_public(address: str, *, loopback: bool = False) -> bool:
     """Whether an IP address is public unicast; with `loopback`, for tests, 127.0.0.0/8 and ::1 are as well."""
     ip = ipaddress.ip_address(address)
-    if isinstance(ip, IPv6Address):
-        inner = _embedded(ip)
-        if inner is not None:
-            return is_public(str(inner), loopback=loopback)
-        if loopback and ip.is_loopback:
-            return True
-        return ip in _PUBLIC_V6 and ip.is_global and not any(ip in network for network in _V6)
+    if isinstance(ip, IPv6Address) and (ip.ipv4_mapped is not None or ip in _NAT64):
+        return is_public(str(_last(ip)), loopback=loopback)
     if loopback and ip.is_loopback:
         return True
+    if isinstance(ip, IPv6Address):
+        outer = ip in _PUBLIC_V6 and ip.is_global and not any(ip in network for network in _V6)
+        isatap = (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP  # its prefix is routed as any other
+        return outer and (not isatap or is_public(str(_last(ip)), loopback=loopback))
     return ip.is_global and not ip.is_multicast and not any(ip in network for network in _V4)
 
 
-def _embedded(ip: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that traffic to `ip` ends at."""
-    if ip.ipv4_mapped is not None:
-        return ip.ipv4_mapped
-    if ip in _NAT64 or (int(ip) >> 32) & 0xFFFFFFFF in _ISATAP:
-        return IPv4Address(int(ip) & 0xFFFFFFFF)
-    return None
+def _last(ip: IPv6Address) -> IPv4Address:
+    """The IPv4 address in the last 32 bits."""
+    return IPv4Address(int(ip) & 0xFFFFFFFF)
 
 
 async def system_resolve(host: str, port: int) -> list[str]:

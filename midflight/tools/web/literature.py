@@ -18,6 +18,7 @@ from midflight.tools.base import InfrastructureError, Tool, ToolError, Transient
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
 from midflight.tools.passages import best_passages, split_passages
+from midflight.tools.text import without_tags
 from midflight.tools.web.http import Answer, Web, WebOptions, check_service, json_of
 
 _ATOM = "{http://www.w3.org/2005/Atom}"
@@ -194,7 +195,7 @@ def _doi(value: object) -> str:
 
 def _plain(value: object) -> str:
     without_inline = re.sub(r"</?(?:i|b|u|em|strong|sub|sup)>", "", str(value or ""), flags=re.IGNORECASE)
-    return " ".join(re.sub(r"</?\w+[^>]*>", " ", without_inline).split())
+    return " ".join(without_tags(without_inline, " ").split())
 
 
 def _uninverted(index: object) -> str:

@@ -33,11 +33,26 @@ def read_url(options: ReadUrlOptions, context: ToolContext) -> Tool:
         answer = await Web(options).get(url.strip(), redirects=5)
         check_page(answer)
         try:
-            found = await run_in_worker(document_text, answer.body, answer.content_type, answer.charset)
+            title, text = await run_in_worker(
+                document_excerpt,
+                answer.body,
+                answer.content_type,
+                answer.charset,
+                question,
+                options.passages,
+                options.whole_characters,
+            )
         except ToolError as error:
             raise ToolError(f"{answer.url}: {error}") from error
-        text = excerpt(found["text"], question, options.passages, options.whole_characters)
-        heading = f"{found['title']}\n" if found["title"] else ""
+        heading = f"{title}\n" if title else ""
         return f"{heading}{answer.url}\n\n{text}"
 
     return tool(read_url)
+
+
+def document_excerpt(
+    body: bytes, content_type: str, charset: str | None, question: str, count: int, most: int
+) -> tuple[str, str]:
+    """Title and `excerpt` of a document; in a worker, since a document may be large."""
+    found = document_text(body, content_type, charset)
+    return found["title"], excerpt(found["text"], question, count, most)

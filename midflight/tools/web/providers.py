@@ -7,12 +7,12 @@ api-dashboard.search.brave.com/app/documentation/web-search. SearXNG: docs.searx
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from midflight.tools.base import InfrastructureError, ToolError, TransientError
+from midflight.tools.text import without_tags
 from midflight.tools.web.http import Web, check_service, json_of
 from midflight.tools.worker import run_in_worker
 
@@ -150,4 +150,4 @@ def _hit(item: Mapping[str, Any], url: str, snippet: str) -> Hit:
 
 def _plain(value: object) -> str:
     """Text without the markup some services put into it."""
-    return " ".join(html.unescape(re.sub(r"</?\w+[^>]*>", "", str(value or ""))).split())
+    return " ".join(html.unescape(without_tags(str(value or ""))).split())

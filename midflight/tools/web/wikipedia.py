@@ -14,6 +14,7 @@ from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
 from midflight.tools.passages import excerpt
 from midflight.tools.web.http import Web, WebOptions, check_service, json_of
+from midflight.tools.worker import run_in_worker
 
 _SERVICE = "Wikipedia"
 
@@ -31,32 +32,37 @@ def wikipedia(options: WikipediaOptions, context: ToolContext) -> Tool:
     """The tool within its options."""
     api = options.base_url or f"https://{options.language}.wikipedia.org/w/api.php"
 
-    async def ask(**params: str | int) -> dict[str, Any]:
+    async def ask(name: str, **params: str | int) -> list[dict[str, Any]]:
+        """The list of objects `query.name`, each with a title."""
         web = Web(options, _SERVICE)
         answer = await web.get(api, params={"format": "json", "formatversion": 2, "action": "query", **params})
         check_service(answer, _SERVICE)
         found = json_of(answer, _SERVICE)
         if "error" in found:
-            raise ToolError(f"Wikipedia refuses the query: {found['error'].get('info', found['error'])}")
+            error = found["error"]
+            said = error.get("info", error) if isinstance(error, dict) else error
+            raise ToolError(f"Wikipedia refuses the query: {said}")
         query = found.get("query")
-        return query if isinstance(query, dict) else {}
+        entries = query.get(name) if isinstance(query, dict) else None
+        if not isinstance(entries, list) or not all(isinstance(one, dict) and "title" in one for one in entries):
+            raise TransientError(f"{_SERVICE}: the answer has no list query.{name} of articles")
+        return entries
 
     async def wikipedia(
         topic: Annotated[str, Field(min_length=1, max_length=300, description="name or words to find the article by")],
         question: Annotated[str, Field(max_length=500, description="what to look for in it; empty: the topic")] = "",
     ) -> str:
         """what Wikipedia says: the article that matches best, and its passages that answer the question"""
-        found = (await ask(list="search", srsearch=topic.strip(), srlimit=5)).get("search")
-        if found is None:
-            raise TransientError(f"{_SERVICE}: the answer has no list query.search")
+        found = await ask("search", list="search", srsearch=topic.strip(), srlimit=5)
         titles = [str(entry["title"]) for entry in found]
         if not titles:
             raise ToolError(f"no article matches {topic.strip()!r}; try other words")
-        pages = (await ask(prop="extracts", explaintext=1, redirects=1, titles=titles[0])).get("pages") or [{}]
-        text = pages[0].get("extract")
-        if not text:
+        pages = await ask("pages", prop="extracts", explaintext=1, redirects=1, titles=titles[0])
+        text = pages[0].get("extract") if pages else None
+        if not isinstance(text, str) or not text:
             raise ToolError(f"the article {titles[0]!r} has no text; others: {', '.join(titles[1:]) or 'none'}")
-        lines = [str(pages[0].get("title", titles[0])), "", excerpt(text, question or topic, options.passages, 2000)]
+        shown = await run_in_worker(excerpt, text, question or topic, options.passages, 2000)
+        lines = [str(pages[0]["title"]), "", shown]
         if titles[1:]:
             lines += ["", f"Other articles: {', '.join(titles[1:])}"]
         return "\n".join(lines)

@@ -14,6 +14,7 @@ from midflight.engines.scripted import Script, ScriptedEngine
 from midflight.errors import UserError
 from midflight.tool_rules import has_frozen_models
 from midflight.tools import ErrorKind, InfrastructureError, ToolContext, ToolResult, make_toolset
+from midflight.tools.language import verify
 from tests.agent.doubles import prompt
 from tests.tools.test_documents import LAKES
 from tests.tools.web.serving import Reply, serving
@@ -73,7 +74,7 @@ SOURCE = "Lake Titicaca lies in the Andes.\n\nIts surface is at 3,812 metres.\n\
     [
         ("supported 1", "supported\nLake Titicaca lies in the Andes.\nIts surface is at 3,812 metres."),
         (
-            "Contradicted by passage 1.",
+            "Contradicted 1.",
             "contradicted\nLake Titicaca lies in the Andes.\nIts surface is at 3,812 metres.",
         ),
         ("Not found", "not found"),
@@ -87,7 +88,20 @@ def test_a_verdict_comes_with_the_passage_of_the_source(said: str, text: str) ->
     assert asked.endswith("Claim:\n```\nThe lake is in the Andes.\n```\nVerdict:")
 
 
-@pytest.mark.parametrize("said", ["supported", "supported 9", "supported 0", "I think it is supported 1", "maybe"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "supported",
+        "supported 9",
+        "supported 0",
+        "I think it is supported 1",
+        "maybe",
+        "Not found: it is supported 1",
+        "supported 1 in part, contradicted 2 in others",
+        "supported 1 is wrong",
+        "supported 12345678901",
+    ],
+)
 def test_what_is_no_verdict_is_an_error(said: str) -> None:
     result, _ = call("verify_claim", [said], claim="x", source=SOURCE)
     assert result == ToolResult(f"the language model gave no verdict: {said}", ErrorKind.TOOL_ERROR)
@@ -103,6 +117,15 @@ def test_of_a_long_source_the_passages_that_match_are_shown() -> None:
     assert "Its depth is 281." in result.text and result.text.startswith("supported\n")
     nothing, engine = call("verify_claim", [], claim="zebras", source=long)
     assert nothing.text.startswith("not found") and engine.requests == []
+
+
+def test_no_source_is_split_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("paragraphs", "best_passages"):
+        monkeypatch.setattr(verify, name, None)
+    assert call("verify_claim", ["not found"], claim="x", source=SOURCE)[0].text == "not found"
+    assert call("verify_claim", [], claim="x", source=" \n ")[0] == ToolResult(
+        "the source is empty", ErrorKind.TOOL_ERROR
+    )
 
 
 def test_a_source_can_be_a_page() -> None:

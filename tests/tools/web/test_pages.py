@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from midflight.tools import ErrorKind, InfrastructureError, ToolResult, TransientError, make_toolset
+from midflight.tools import ErrorKind, InfrastructureError, ToolResult, TransientError, make_toolset, passages
 from tests.tools.pdf import pdf
 from tests.tools.test_documents import ARTICLE, LAKES
 from tests.tools.web.serving import Received, Reply, in_turn, serving
@@ -133,3 +133,41 @@ def test_wikipedia_without_a_match_and_with_a_broken_answer() -> None:
     missing = {"query": {"search": [{"title": "A"}, {"title": "B"}], "pages": [{"title": "A", "missing": True}]}}
     with serving(lambda received: Reply(missing)) as server:
         assert look_up(server.url, "x").text == "the article 'A' has no text; others: B"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"search": None},
+        {"search": {"title": "x"}},
+        {"search": ["x"]},
+        {"search": [{"pageid": 1}]},
+        [],
+    ],
+)
+def test_an_answer_that_is_not_as_documented_is_infrastructure(query: Any) -> None:
+    with (
+        serving(lambda received: Reply({"query": query})) as server,
+        pytest.raises(TransientError, match=r"Wikipedia: the answer has no list query\.search of articles"),
+    ):
+        look_up(server.url, "x", retries=0)
+
+
+def test_pages_that_are_not_as_documented_are_infrastructure_too() -> None:
+    def reply(received: Received) -> Reply:
+        return wiki(received) if "list" in received.query else Reply({"query": {"pages": {"1": {"extract": "x"}}}})
+
+    with serving(reply) as server, pytest.raises(TransientError, match=r"no list query\.pages of articles"):
+        look_up(server.url, "titicaca", retries=0)
+    with serving(lambda received: Reply({"error": "no"})) as server:
+        assert look_up(server.url, "x") == ToolResult("Wikipedia refuses the query: no", ErrorKind.TOOL_ERROR)
+
+
+def test_no_article_is_split_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trafilatura")
+    for name in ("paragraphs", "best_passages"):
+        monkeypatch.setattr(passages, name, None)
+    with serving(wiki) as server:
+        assert "281 metres" in look_up(server.url, "titicaca", "the greatest depth", passages=1).text
+    with serving(lambda received: Reply(LONG)) as server:
+        assert "281 metres" in read(server.url, "greatest depth in metres", passages=1).text
