@@ -11,7 +11,9 @@ import pytest
 
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http import Client, Limits, Malformed, Patience, PromptRefused
+from midflight.engines.http.client import MOST_SAID
 from midflight.engines.http.wire import Pool, WireError
+from midflight.redacting import redact
 from midflight.server.wire import Answer
 from tests.engines.serving import Served, error, ok, served
 
@@ -288,6 +290,21 @@ async def test_the_key_is_sent_and_taken_out_of_all_that_comes_back() -> None:
             shown = [str(caught.value), repr(caught.value), repr(asking), str(caught.value.__cause__)]
             assert "wrong key: [key]" in shown[0]
             assert not any(KEY in text for text in shown)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("before", range(MOST_SAID - len(KEY) - 12, MOST_SAID + 2))
+async def test_no_part_of_the_key_is_left_where_an_error_is_cut(before: int) -> None:
+    said = "x" * before + KEY
+    for answer in (error(401, said), f"{said}\r\n\r\n".encode()):
+        async with served(answer) as server:
+            with pytest.raises(EngineGaveUp) as caught:
+                await client(server, Limits(retries=0), key=KEY).ask("/x", {}, lambda answer: answer)
+        assert KEY[:2] not in str(caught.value).partition("xxx")[2]
+
+
+def test_keys_are_taken_out_the_longest_first() -> None:
+    assert redact("a k-1 k-12 b", ["k-1", "", None, "k-12"]) == "a [key] [key] b"
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "http://", "https:///v1"])
