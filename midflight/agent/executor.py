@@ -43,6 +43,7 @@ class Executor(Protocol):
             PromptTooLong: the prompt exceeds the engine's context.
             EngineError: the engine failed.
             InfrastructureError: a service the tool depends on is down.
+            BudgetSpent: as engines and tools raise it.
         """
         ...
 

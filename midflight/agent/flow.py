@@ -23,6 +23,7 @@ from midflight.agent.prompting import request_seed
 from midflight.agent.types import Answer, Query, StopReason, Trajectory, Turn, Verdict
 from midflight.agent.verifier import Verification, Verifier
 from midflight.engines.base import BudgetSpent, EngineError, EngineGaveUp, PromptTooLong
+from midflight.errors import GivenUp
 from midflight.tools.base import FINISH, ErrorKind, InfrastructureError, ToolCall, ToolResult
 from midflight.tools.scope import Scope
 
@@ -198,7 +199,7 @@ class AgentFlow:
         return answer
 
     async def _retried(self, module: str, call: Callable[[], Awaitable[T]]) -> T:
-        """`call()`, again after each infrastructure failure, at most `retries` times; not where an engine gave up.
+        """`call()`, again after each infrastructure failure, at most `retries` times; not what gave up itself.
 
         Raises:
             InfrastructureError: the last attempt failed too; the message names the module and the failure.
@@ -206,7 +207,7 @@ class AgentFlow:
         for attempt in range(self.retries + 1):
             try:
                 return await call()
-            except EngineGaveUp as error:
+            except (EngineGaveUp, GivenUp) as error:
                 raise InfrastructureError(f"{module} failed: {error}") from error
             except (EngineError, InfrastructureError) as error:
                 if attempt == self.retries:
