@@ -1,6 +1,7 @@
 """`@tool` makes a tool of a typed function: its signature is the schema, its docstring the description.
 
-Invariant: a call gives a `ToolResult` whatever the function does; only InfrastructureError, BudgetSpent and cancellation pass.
+Invariant: a call gives a `ToolResult` whatever the function does; only InfrastructureError, BudgetSpent and
+cancellation pass.
 """
 
 from __future__ import annotations
