@@ -153,8 +153,8 @@ def _check_only_the_planner(recipe: Recipe, name: str) -> None:
         others.append("agent.tool_options.TOOL")
     if others:
         raise RecipeError(
-            f"{others[0]}.engine = {name}: is the planner's, which draws from the weights under training; name a second "
-            f"engine there, with base_url and model as those of engines.{name} for the untrained model"
+            f"{others[0]}.engine = {name}: is the planner's, which draws from the weights under training; name a "
+            f"second engine there, with base_url and model as those of engines.{name} for the untrained model"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from midflight.engines.base import EngineGaveUp
-from midflight.engines.http import Client, Limits, Malformed, Patience, PromptRefused
+from midflight.engines.http import Client, Limits, Malformed, Patience, PromptRefused, Transient
 from midflight.engines.http.client import MOST_SAID
 from midflight.engines.http.wire import Pool, WireError
 from midflight.redacting import redact
@@ -226,8 +226,58 @@ async def test_no_wait_goes_beyond_the_total_time() -> None:
         with pytest.raises(EngineGaveUp, match="another would come after total_seconds = 50"):
             await asking.ask("/x", {}, lambda answer: answer)
         assert clock.slept == [] and len(server.requests) == 1
-        await asking.ask("/x", {}, lambda answer: answer)  # of the same engine: it waits as the server said
-        assert clock.slept == [60.0]
+        with pytest.raises(EngineGaveUp, match="by the server's Retry-After, would come after total_seconds = 50"):
+            await asking.ask("/x", {}, lambda answer: answer)  # of the same engine
+        assert clock.slept == [] and len(server.requests) == 1
+        clock.now += 20
+        await asking.ask("/x", {}, lambda answer: answer)  # it waits as the server said
+        assert clock.slept == [40.0]
+
+
+@pytest.mark.asyncio
+async def test_what_waited_for_a_slot_asks_no_earlier_than_the_server_said_meanwhile() -> None:
+    clock = Clock()
+    async with served(error(429, **{"Retry-After": "7"}), ok({}), delay=0.05) as server:
+        asking = client(server, Limits(concurrency=1, retries=1), clock=clock, sleep=clock.sleep)
+        await asyncio.gather(*(asking.ask("/x", {}, lambda answer: answer) for _ in range(3)))
+        assert clock.slept[0] == 7.0 and clock.now == 1007.0 and len(server.requests) == 4
+    times: list[float] = []
+
+    async def attempt() -> None:
+        times.append(clock.now)
+        await asyncio.sleep(0.01)
+        if len(times) == 1:
+            raise Transient("busy", 7.0)
+
+    patience = Patience(Limits(concurrency=1), clock=clock, sleep=clock.sleep)
+    await asyncio.gather(*(patience.run(attempt) for _ in range(3)))
+    assert times == [1007.0, 1014.0, 1014.0, 1014.0]
+
+
+@pytest.mark.asyncio
+async def test_waiting_for_a_turn_counts_against_the_total_time() -> None:
+    clock = Clock()
+    patience = Patience(Limits(requests_per_minute=2, total_seconds=50), clock=clock, sleep=clock.sleep)
+
+    async def attempt() -> int:
+        return 1
+
+    assert [await patience.run(attempt), await patience.run(attempt)] == [1, 1]
+    patience = Patience(Limits(requests_per_minute=0.5, total_seconds=50), clock=clock, sleep=clock.sleep)
+    assert await patience.run(attempt) == 1
+    for _ in range(3):
+        with pytest.raises(EngineGaveUp, match="by requests_per_minute and tokens_per_minute, would come after"):
+            await patience.run(attempt)
+    clock.now += 119
+    assert await patience.run(attempt) == 1  # those that gave up hold no place
+
+    async def slow() -> None:
+        await asyncio.sleep(0.3)
+
+    patience = Patience(Limits(concurrency=1, total_seconds=0.5))
+    found = await asyncio.gather(*(patience.run(slow) for _ in range(3)), return_exceptions=True)
+    assert found[0] is None and isinstance(found[2], EngineGaveUp)
+    assert str(found[2]) == "engine: its turn, by concurrency = 1, would come after total_seconds = 0.5"
 
 
 @pytest.mark.asyncio
