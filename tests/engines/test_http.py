@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -236,22 +237,17 @@ async def test_no_wait_goes_beyond_the_total_time() -> None:
 
 @pytest.mark.asyncio
 async def test_what_waited_for_a_slot_asks_no_earlier_than_the_server_said_meanwhile() -> None:
-    clock = Clock()
-    async with served(error(429, **{"Retry-After": "7"}), ok({}), delay=0.05) as server:
-        asking = client(server, Limits(concurrency=1, retries=1), clock=clock, sleep=clock.sleep)
-        await asyncio.gather(*(asking.ask("/x", {}, lambda answer: answer) for _ in range(3)))
-        assert clock.slept[0] == 7.0 and clock.now == 1007.0 and len(server.requests) == 4
     times: list[float] = []
 
     async def attempt() -> None:
-        times.append(clock.now)
+        times.append(time.monotonic())
         await asyncio.sleep(0.01)
         if len(times) == 1:
-            raise Transient("busy", 7.0)
+            raise Transient("busy", 0.3)
 
-    patience = Patience(Limits(concurrency=1), clock=clock, sleep=clock.sleep)
+    patience = Patience(Limits(concurrency=1))
     await asyncio.gather(*(patience.run(attempt) for _ in range(3)))
-    assert times == [1007.0, 1014.0, 1014.0, 1014.0]
+    assert len(times) == 4 and all(one >= times[0] + 0.3 for one in times[1:])
 
 
 @pytest.mark.asyncio
@@ -346,7 +342,8 @@ async def test_the_key_is_sent_and_taken_out_of_all_that_comes_back() -> None:
 @pytest.mark.parametrize("before", range(MOST_SAID - len(KEY) - 12, MOST_SAID + 2))
 async def test_no_part_of_the_key_is_left_where_an_error_is_cut(before: int) -> None:
     said = "x" * before + KEY
-    for answer in (error(401, said), f"{said}\r\n\r\n".encode()):
+    spelt = Answer(401, error(401, said).body.replace(b"sk-", b"\\u0073k-"))
+    for answer in (error(401, said), spelt, f"{said}\r\n\r\n".encode()):
         async with served(answer) as server:
             with pytest.raises(EngineGaveUp) as caught:
                 await client(server, Limits(retries=0), key=KEY).ask("/x", {}, lambda answer: answer)
