@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -59,6 +59,11 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+def close_all(made: Iterable[Closable]) -> None:
+    for one in made:
+        one.close()
+
+
 @dataclass(frozen=True)
 class Built:
     """A ready agent. `close` ends its engines' workers and what its tools hold.
@@ -72,8 +77,7 @@ class Built:
 
     def close(self) -> None:
         self.flow.toolset.close()
-        for engine in self.engines:
-            engine.close()
+        close_all(self.engines)
 
 
 def toolset_of(
@@ -235,27 +239,33 @@ def build_agent(
     def asked(name: str | None) -> Engine | None:
         return frozen if name is None or found is None else found.by_name[name]
 
-    toolset = toolset_of(recipe, tools, asked)
-    say = (progress or Progress()).note
-    named = found = engines_of(recipe, say)
-    engine = recipe.agent.planner.engine
-    trains = engine is None or (model is not None and recipe.engines[engine].provider == "vllm")
-    if not trains:
-        if model is not None and not has_frozen_models(recipe):
-            raise UserError(f"--model {model}: does nothing, as every module names an engine of the recipe")
-        base, local = model or recipe.model.name, None
-    else:
-        planner_model, base = load_trained(recipe, model or recipe.model.name, say)
-        local = local_engine(recipe, planner_model)
-    own = local
-    if has_frozen_models(recipe) and (local is None or base != local.name):
-        own = local_engine(recipe, load_named(recipe, base))
-    frozen = own
-    planner = local or named.of.get("planner")
-    assert planner is not None, "it has an engine of its own or the recipe's model"
-    flow = assemble(recipe, toolset, planner, frozen, training=training, own=named.of)
-    if local is not None:
-        check_prompt_fits(recipe, flow, local)
+    with ExitStack() as made:  # closed again where a later step fails
+        toolset = toolset_of(recipe, tools, asked)
+        made.callback(toolset.close)
+        say = (progress or Progress()).note
+        named = found = engines_of(recipe, say)
+        made.callback(close_all, named.closing)
+        engine = recipe.agent.planner.engine
+        trains = engine is None or (model is not None and recipe.engines[engine].provider == "vllm")
+        if not trains:
+            if model is not None and not has_frozen_models(recipe):
+                raise UserError(f"--model {model}: does nothing, as every module names an engine of the recipe")
+            base, local = model or recipe.model.name, None
+        else:
+            planner_model, base = load_trained(recipe, model or recipe.model.name, say)
+            local = local_engine(recipe, planner_model)
+            made.callback(close_all, [local])
+        own = local
+        if has_frozen_models(recipe) and (local is None or base != local.name):
+            own = local_engine(recipe, load_named(recipe, base))
+            made.callback(close_all, [own])
+        frozen = own
+        planner = local or named.of.get("planner")
+        assert planner is not None, "it has an engine of its own or the recipe's model"
+        flow = assemble(recipe, toolset, planner, frozen, training=training, own=named.of)
+        if local is not None:
+            check_prompt_fits(recipe, flow, local)
+        made.pop_all()
     closing = [engine for engine in (local, own) if engine is not None]
     return Built(flow, (*dict.fromkeys(closing), *named.closing), named.ledger)
 
@@ -280,9 +290,12 @@ def engines_of(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> N
     ledger = Ledger(tokens=recipe.budget.tokens, money=recipe.budget.money)
     made: dict[str, LocalEngine | TextEngine] = {}
     closing: list[Closable] = []
-    for name in recipe.engines:
-        made[name], closed = _engine(recipe, name, ledger, say)
-        closing += closed
+    with ExitStack() as opened:
+        opened.callback(close_all, closing)
+        for name in recipe.engines:
+            made[name], closed = _engine(recipe, name, ledger, say)
+            closing += closed
+        opened.pop_all()
     modules = recipe.agent.language_models.items()
     of = {module: _used(made[one.engine], module) for module, one in modules if one.engine is not None}
     return Named(of, tuple(closing), ledger, {name: _used(engine, "tools") for name, engine in made.items()})

@@ -47,7 +47,8 @@ class EngineConfig(Section):
     attempt_seconds: float = Field(default=60.0, gt=0)
     """Time limit of one attempt."""
     total_seconds: float = Field(default=100.0, gt=0)
-    """Time limit of all attempts of a request and the waits between them; below `agent.max_seconds`."""
+    """Time limit of a request from when it is made: waiting for its turn, all attempts, the waits between them; below
+    `agent.max_seconds`."""
     prompt_price: float = Field(default=0.0, ge=0)
     """Money for a million prompt tokens, in your unit."""
     completion_price: float = Field(default=0.0, ge=0)

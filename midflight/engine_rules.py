@@ -142,6 +142,21 @@ def _check_planner(recipe: Recipe, training: bool) -> None:
             "agent.planner.top_p=1 and agent.planner.top_k=0"
         )
 
+    _check_only_the_planner(recipe, planner.engine)
+
+
+def _check_only_the_planner(recipe: Recipe, name: str) -> None:
+    """The planner's server draws from the weights under training, and only the planner may."""
+    modules = recipe.agent.language_models.items()
+    others = [f"agent.{module}" for module, own in modules if module != "planner" and own.engine == name]
+    if name in tool_engines(recipe):
+        others.append("agent.tool_options.TOOL")
+    if others:
+        raise RecipeError(
+            f"{others[0]}.engine = {name}: is the planner's, which draws from the weights under training; name a "
+            f"second engine there, with base_url and model as those of engines.{name} for the untrained model"
+        )
+
 
 def _check_model_is_used(recipe: Recipe, used: set[str | None]) -> None:
     if None in used:

@@ -21,6 +21,10 @@ class InfrastructureError(Exception):
     """Raised where a service the agent depends on is down (sandbox, search provider): not the planner's mistake."""
 
 
+class GivenUp(InfrastructureError):
+    """Who raises it has tried again already, or trying again is of no use: nobody retries."""
+
+
 class TrainingStopped(RuntimeError):
     """Training cannot go on with numbers it can vouch for, or keep them; one line as message. What is saved stays."""
 

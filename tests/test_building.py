@@ -210,3 +210,71 @@ def test_a_trained_model_is_the_planner_in_place_of_the_server_that_drew_for_its
     for model, name in (("runs/x", "runs/x"), (None, "server")):
         planner: Any = building.build_agent(recipe, model).flow.planner
         assert planner.engine.name == name
+
+
+class Held:
+    """Says whether it is closed."""
+
+    name, context_length = "held", 1000
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("failing", ["engines_of", "load_trained", "local_engine", "assemble", "check_prompt_fits", ""])
+def test_what_was_made_is_closed_where_a_later_step_fails(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    toolset, server, local = Held(), Held(), Held()
+    made: dict[str, Any] = {
+        "toolset_of": toolset,
+        "engines_of": building.Named({}, (server,), building.Ledger()),
+        "load_trained": (SimpleNamespace(name="m"), "held"),
+        "local_engine": local,
+        "assemble": SimpleNamespace(toolset=toolset),
+        "check_prompt_fits": None,
+    }
+
+    def step(name: str) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            if name == failing:
+                raise UserError("no")
+            return made[name]
+
+        return run
+
+    for name in made:
+        monkeypatch.setattr(building, name, step(name))
+    recipe = load_recipe("quickstart")
+    if failing:
+        with pytest.raises(UserError, match="no"):
+            building.build_agent(recipe)
+    else:
+        building.build_agent(recipe).close()
+    order = list(made)
+    reached = order.index(failing) if failing else len(order)
+    assert [toolset.closed, server.closed, local.closed] == [1, int(reached > 1), int(reached > 3)]
+
+
+def test_engines_that_were_made_are_closed_where_another_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Held()
+
+    def remote(name: str, settings: Any, ledger: Any) -> Any:
+        if name == "two":
+            raise UserError("no key")
+        return ScriptedEngine([]), [server]
+
+    monkeypatch.setattr(building, "remote_engine", remote)
+    engine = "{provider: openai, model: m, base_url: 'http://127.0.0.1:1/v1'}"
+    recipe = load_recipe(
+        "quickstart",
+        [
+            f"engines={{one: {engine}, two: {engine}}}",
+            "agent.verifier={kind: llm, engine: one}",
+            "agent.generator={kind: llm, engine: two}",
+        ],
+    )
+    with pytest.raises(UserError, match="no key"):
+        building.engines_of(recipe)
+    assert server.closed == 1

@@ -150,7 +150,23 @@ def test_what_cannot_train_is_refused_as_planner_in_training_alone(recipe: Path)
 
 def test_a_vllm_planner_trains_without_truncation(recipe: Path) -> None:
     served = "engines.judge={provider: vllm, model: m, base_url: 'http://h/v1', tokenizer: smollm2-135m}"
-    load_recipe(str(recipe), [served])
+    apart = [
+        "engines.other={provider: vllm, model: m, base_url: 'http://h/v1', tokenizer: smollm2-135m}",
+        "agent.verifier.engine=other",
+        "agent.generator.engine=other",
+    ]
+    load_recipe(str(recipe), [served, *apart])
+    tool = ["agent.tools=[generalist]", "agent.tool_options.generalist.engine=judge"]
+    for key, overrides in (
+        ("agent.verifier", apart[:1] + ["agent.generator.engine=other"]),
+        ("agent.generator", apart[:2]),
+        ("agent.tool_options.TOOL", apart + tool),
+    ):
+        assert refused(recipe, served, *overrides, training=True) == (
+            f"{key}.engine = judge: is the planner's, which draws from the weights under training; name a second "
+            "engine there, with base_url and model as those of engines.judge for the untrained model"
+        )
+        load(str(recipe), [served, *overrides], training=False)
     assert "set agent.planner.top_p=1 and agent.planner.top_k=0" in refused(
         recipe, served, "agent.planner.top_p=0.9", training=True
     )

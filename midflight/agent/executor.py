@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,16 +33,30 @@ class Execution:
     generation: Generation | None = None
 
 
+def _nothing() -> None:
+    pass
+
+
 class Executor(Protocol):
     """Runs an action."""
 
-    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None) -> Execution:
+    async def execute(
+        self,
+        action: Action,
+        toolset: Toolset,
+        seconds: float,
+        seed: int | None = None,
+        on_call: Callable[[], None] = _nothing,
+    ) -> Execution:
         """Call `action.tool` for at most `seconds`; `seed` seeds the engine request, if one is made.
+
+        `on_call` is called once the arguments are there and the tool's own time begins.
 
         Raises:
             PromptTooLong: the prompt exceeds the engine's context.
             EngineError: the engine failed.
             InfrastructureError: a service the tool depends on is down.
+            BudgetSpent: as engines and tools raise it.
         """
         ...
 
@@ -51,7 +65,14 @@ class Executor(Protocol):
 class DirectExecutor:
     """Passes the planner's context as the one required argument of the tool, a string or a strictly parsed number."""
 
-    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None) -> Execution:
+    async def execute(
+        self,
+        action: Action,
+        toolset: Toolset,
+        seconds: float,
+        seed: int | None = None,
+        on_call: Callable[[], None] = _nothing,
+    ) -> Execution:
         """See `Executor.execute`; makes no engine request."""
         tool = toolset.get(action.tool)
         if tool is None:
@@ -63,7 +84,7 @@ class DirectExecutor:
             value = _parse_value(action.context, tool.parameters["properties"][required[0]].get("type", "string"))
         except ValueError as error:
             return _invalid(f"{required[0]} of {tool.name}: {error}")
-        return await _validated_call(tool, toolset, {required[0]: value}, seconds, None)
+        return await _validated_call(tool, toolset, {required[0]: value}, seconds, on_call)
 
 
 @dataclass(frozen=True)
@@ -78,7 +99,14 @@ class LLMExecutor:
     grammar: bool = True
     prompt: str = ""
 
-    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None) -> Execution:
+    async def execute(
+        self,
+        action: Action,
+        toolset: Toolset,
+        seconds: float,
+        seed: int | None = None,
+        on_call: Callable[[], None] = _nothing,
+    ) -> Execution:
         """See `Executor.execute`."""
         tool = toolset.get(action.tool)
         if tool is None:
@@ -101,15 +129,21 @@ class LLMExecutor:
             arguments = parse_object(generation)
         except ValueError as error:
             return _invalid(f"the arguments of {tool.name} are not one JSON object: {error}", generation)
-        return await _validated_call(tool, toolset, arguments, seconds, generation)
+        return await _validated_call(tool, toolset, arguments, seconds, on_call, generation)
 
 
 async def _validated_call(
-    tool: Tool, toolset: Toolset, arguments: Mapping[str, Any], seconds: float, generation: Generation | None
+    tool: Tool,
+    toolset: Toolset,
+    arguments: Mapping[str, Any],
+    seconds: float,
+    on_call: Callable[[], None],
+    generation: Generation | None = None,
 ) -> Execution:
     reason = toolset.validate(tool.name, arguments)
     if reason is not None:
         return _invalid(f"{tool.name}: {reason}", generation)
+    on_call()
     return Execution(ToolCall(tool.name, arguments), await tool.call(arguments, seconds), generation)
 
 

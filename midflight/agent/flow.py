@@ -20,9 +20,10 @@ from midflight.agent.generator import Generator
 from midflight.agent.memory import Memory
 from midflight.agent.planner import Analyst, Plan, Planner
 from midflight.agent.prompting import request_seed
-from midflight.agent.types import Answer, Query, StopReason, Trajectory, Turn, Verdict
+from midflight.agent.types import Action, Answer, Query, StopReason, Trajectory, Turn, Verdict
 from midflight.agent.verifier import Verification, Verifier
 from midflight.engines.base import BudgetSpent, EngineError, EngineGaveUp, PromptTooLong
+from midflight.errors import GivenUp
 from midflight.tools.base import FINISH, ErrorKind, InfrastructureError, ToolCall, ToolResult
 from midflight.tools.scope import Scope
 
@@ -55,7 +56,7 @@ class AgentFlow:
     Args:
         max_turns: most turns of a trajectory.
         max_seconds: wall clock of a trajectory; a running tool is interrupted. When more than half of it was one wait
-            for an engine, the end is INFRASTRUCTURE.
+            of a module for its engine, the end is INFRASTRUCTURE; whatever a tool waits for is the tool's time.
         memory_tokens: budget of the rendered memory.
         tool_seconds: time limit of one tool call.
         grounded: a context's `#n` is replaced by the result of turn n before the call.
@@ -164,9 +165,7 @@ class AgentFlow:
             except ReferenceNotFound as problem:
                 execution = Execution(None, ToolResult(str(problem), ErrorKind.INVALID_ARGUMENTS))
             else:
-                execution = await self._retried(
-                    "executor", lambda: self.executor.execute(resolved, run.toolset, self.tool_seconds, seed)
-                )
+                execution = await self._executed(run, resolved, seed)
             verification = await self._asked(
                 run,
                 "verifier",
@@ -198,8 +197,22 @@ class AgentFlow:
         run.asked = None
         return answer
 
+    async def _executed(self, run: _Run, action: Action, seed: int | None) -> Execution:
+        """`_retried` of the executor: until it calls the tool it waits for its engine, if for anything."""
+
+        def calling() -> None:
+            run.asked = None
+
+        async def execute() -> Execution:
+            run.asked = run.asked or ("executor", self.clock())
+            return await self.executor.execute(action, run.toolset, self.tool_seconds, seed, calling)
+
+        execution = await self._retried("executor", execute)
+        run.asked = None
+        return execution
+
     async def _retried(self, module: str, call: Callable[[], Awaitable[T]]) -> T:
-        """`call()`, again after each infrastructure failure, at most `retries` times; not where an engine gave up.
+        """`call()`, again after each infrastructure failure, at most `retries` times; not what gave up itself.
 
         Raises:
             InfrastructureError: the last attempt failed too; the message names the module and the failure.
@@ -207,7 +220,7 @@ class AgentFlow:
         for attempt in range(self.retries + 1):
             try:
                 return await call()
-            except EngineGaveUp as error:
+            except (EngineGaveUp, GivenUp) as error:
                 raise InfrastructureError(f"{module} failed: {error}") from error
             except (EngineError, InfrastructureError) as error:
                 if attempt == self.retries:

@@ -15,7 +15,7 @@ from midflight.agent.memory import Memory
 from midflight.agent.prompting import query_part, request_seed, template
 from midflight.agent.strict import object_schema, parse_fields
 from midflight.agent.types import Answer, Claim, Query
-from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
+from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.tools.base import FINISH
 
 __all__ = [
@@ -121,7 +121,10 @@ class LLMGenerator:
         results = {turn.index: turn.result.text for turn in memory.turns}
         if structure == "json":
             return Generated(parse_json_answer(generation, results), generation)
-        return Generated(parse_answer(generation.text, results), generation)
+        text = generation.text
+        if generation.finish_reason is FinishReason.LENGTH:  # the line that it was cut in is none
+            text = text[: text.rfind("\n") + 1]
+        return Generated(parse_answer(text, results), generation)
 
 
 def parse_answer(text: str, results: Mapping[int, str]) -> Answer:

@@ -10,9 +10,10 @@ from typing import Any
 
 from midflight.engines.base import EngineGaveUp, PromptTooLong
 from midflight.engines.http import Malformed, Patience, Transient
-from midflight.engines.http.client import HIDDEN, TRANSIENT
+from midflight.engines.http.client import MOST_SAID, TRANSIENT
 from midflight.engines.openai import Endpoint, TextEngine, read_choice
 from midflight.errors import UserError
+from midflight.redacting import redact
 
 
 class LiteLLMEngine(TextEngine):
@@ -66,8 +67,7 @@ class LiteLLMEngine(TextEngine):
         return answer
 
     def _hidden(self, error: Exception) -> str:
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return text.replace(self._key, HIDDEN) if self._key else text
+        return " ".join(redact(f"{type(error).__name__}: {error}", [self._key]).split())[:MOST_SAID]
 
 
 def _seconds(value: object) -> float:

@@ -1,7 +1,8 @@
 """Messages as the text that a server tokenises itself.
 
 Invariant: no control token can be spelt in it. A server reads `<|im_end|>` in a web page as the end of a message, so
-what looks like a control token of any known chat template is taken apart by a space, the same way every time.
+what has the shape of a control token is taken apart by a space, the same way every time. The shape is a name in angle
+brackets, with bars or without: it need not be known, but HTML tags, types and single letters stay as they are.
 """
 
 from __future__ import annotations
@@ -11,18 +12,24 @@ from functools import lru_cache
 
 from midflight.engines.base import Message
 
-_NAMES = (
-    "s|bos|eos|unk|pad|mask|sep|cls|eot|eod|fim_prefix|fim_middle|fim_suffix|start_of_turn|end_of_turn|im_start|im_end|"
-    "start_of_image|end_of_image|image_soft_token|image|system|user|assistant|think|tools|tool_calls?|tool_response|"
-    r"extra_id_\d+|unused_?\d+|reserved_\d+|special_\d+"
+_TEXT = (
+    "abbr|address|area|article|aside|base|bdi|bdo|big|blockquote|body|br|button|canvas|caption|center|cite|code|col|"
+    "colgroup|data|datalist|dd|del|details|dfn|dialog|div|dl|dt|em|embed|fieldset|figcaption|figure|font|footer|form|"
+    "frame|h[1-6]|head|header|hgroup|hr|html|iframe|input|ins|kbd|label|legend|li|link|main|map|mark|menu|meta|meter|"
+    "nav|noscript|ol|optgroup|option|output|param|picture|pre|progress|ruby|rp|rt|samp|script|search|section|select|"
+    "slot|small|span|strike|strong|style|sub|summary|sup|svg|table|tbody|td|template|textarea|tfoot|th|thead|time|"
+    "title|tr|track|tt|ul|var|wbr|"
+    r"any|bool|boolean|byte|char|double|float|int|integer|long|number|short|str|string|void|[iuf]\d{1,3}|[iu]size|"
+    r"[a-rt-z]|\d{1,64}|\w{1,64}(?:::\w{1,64}){1,8}"
 )
-_BRACKETS = (
-    "INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|CALL_ID|ARGS|SYSTEM_PROMPT|THINK|IMG|IMG_BREAK|IMG_END|"
-    "PREFIX|MIDDLE|SUFFIX|AUDIO|BEGIN_AUDIO|gMASK|sMASK|MASK|CLS|SEP|PAD|UNK|BOS|EOS"
-)
-_CONTROL = re.compile(
-    rf"[<\[](?:(?<=<)(?:(?=[|｜][^|｜<>\s]{{1,64}}[|｜]>)|(?=</?SYS>>)|(?=/?(?i:{_NAMES})>)|(?=\]minimax\[>))"
-    rf"|(?<=\[)(?=/?(?:{_BRACKETS})\]))"
+"""What may stand in angle brackets: tags of HTML (but those that some model has as a token, `s`, `image`, `audio`,
+`video`, `img`, `object`, `source`), types, letters, numbers, names of C++."""
+_BRACKETS = r"[A-Z]+(?:_[A-Z]+)+|INST|ARGS|THINK|IMG|PREFIX|MIDDLE|SUFFIX|AUDIO|[gs]?MASK|CLS|SEP|PAD|UNK|BOS|EOS"
+_CONTROL = re.compile(  # each run is bounded: the time is linear whatever the text
+    rf"<(?=[|｜][^<>\s]{{1,64}}>|[^<>\s]{{1,64}}[|｜]>|\]\w{{1,64}}\[>"
+    rf"|(?!/?(?i:{_TEXT})/?>)/?[\w:.|-]{{0,63}}[^\W\d_][\w:.|-]{{0,63}}/?>)"
+    rf"|\[(?=[|｜][^\[\]\s]{{1,64}}[|｜]\]|/?(?:{_BRACKETS})\]|e~\[)"
+    r"|\](?=~!?b[\[\]])"
 )
 
 

@@ -84,6 +84,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def usage(self) -> Path:
+        """What engines on servers used so far: in steps, those that were lost or cut too, and in evaluations."""
+        return self.path / "usage.json"
+
+    @property
     def store(self) -> Path:
         """SQLite: every trajectory and turn."""
         return self.path / "store.sqlite"

@@ -98,6 +98,7 @@ class Tool(Protocol):
 
         Raises:
             InfrastructureError: a service the tool depends on is down.
+            BudgetSpent: it asks a language model, and the run's budget is spent.
             asyncio.CancelledError: the caller cancelled. Nothing else is ever raised.
         """
 

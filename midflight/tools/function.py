@@ -1,6 +1,7 @@
 """`@tool` makes a tool of a typed function: its signature is the schema, its docstring the description.
 
-Invariant: a call gives a `ToolResult` whatever the function does; only InfrastructureError and cancellation pass.
+Invariant: a call gives a `ToolResult` whatever the function does; only InfrastructureError, BudgetSpent and
+cancellation pass.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, Validati
 from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict
 
+from midflight.engines.base import BudgetSpent
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolError, ToolResult, one_line
 from midflight.tools.text import result_text
 from midflight.tools.worker import run_in_worker
@@ -77,7 +79,7 @@ class FunctionTool:
         (it never delays process exit).
 
         Raises:
-            InfrastructureError: raised by the function.
+            InfrastructureError, BudgetSpent: raised by the function.
             asyncio.CancelledError: the caller cancelled.
         """
         try:
@@ -100,7 +102,7 @@ class FunctionTool:
                 else:
                     value = self.function(**values)
                 return ToolResult(result_text(value))
-        except (InfrastructureError, asyncio.CancelledError, KeyboardInterrupt):
+        except (InfrastructureError, BudgetSpent, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except ToolError as error:
             return ToolResult(str(error), ErrorKind.TOOL_ERROR)

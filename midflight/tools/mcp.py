@@ -13,7 +13,7 @@ import atexit
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -22,12 +22,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from midflight.errors import UserError
+from midflight.redacting import redact
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolResult, TransientError, one_line
 from midflight.tools.options import ToolOptions, installed, key_from, to_install
 
 if TYPE_CHECKING:
     from mcp import Client
 
+SHORTEST_KEY = 6
+"""A shorter value of a variable is no key but a setting, such as 1 or true, and is shown."""
 ALIVE_SECONDS = 2.0
 """Within which a server that let a call time out must answer another request; the call does not wait for that."""
 
@@ -64,6 +67,12 @@ class McpServer(ToolOptions):
         if self.headers and self.url is None:
             raise ValueError("headers do nothing with command; leave them out")
         return self
+
+    @property
+    def keys(self) -> list[str]:
+        """Values that no error may show: those of the variables it names."""
+        values = (key_from(variable) for variable in (*self.env, *self.headers.values()))
+        return [value for value in values if len(value) >= SHORTEST_KEY]
 
     def missing(self) -> str:
         if not installed("mcp"):
@@ -147,7 +156,7 @@ class McpConnection:
         except InfrastructureError:
             raise
         except Exception as error:  # the boundary to a server that may do anything
-            raise InfrastructureError(_reason(error)) from error
+            raise InfrastructureError(_reason(error, self.options.keys)) from error
 
     async def _call(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         from mcp import MCPError
@@ -167,8 +176,8 @@ class McpConnection:
         except Exception as error:  # the boundary to a server that may do anything
             alive = await self._check(client)
             if alive and isinstance(error, MCPError):
-                return ToolResult(_reason(error), ErrorKind.TOOL_ERROR)
-            raise TransientError(f"MCP server {self.name}: {_reason(error)}") from error
+                return ToolResult(_reason(error, self.options.keys), ErrorKind.TOOL_ERROR)
+            raise TransientError(f"MCP server {self.name}: {_reason(error, self.options.keys)}") from error
         return ToolResult(_text(result), ErrorKind.TOOL_ERROR if result.is_error else None)
 
     async def _connected(self) -> Client:
@@ -188,7 +197,7 @@ class McpConnection:
                 await asyncio.Event().wait()
         except Exception as error:  # the boundary to a server that may do anything
             if not ready.done():
-                ready.set_exception(TransientError(f"MCP server {self.name}: {_reason(error)}"))
+                ready.set_exception(TransientError(f"MCP server {self.name}: {_reason(error, self.options.keys)}"))
                 ready.exception()  # whoever waits gets it; nobody may
         finally:
             if self._client is ready:
@@ -282,8 +291,8 @@ def _text(result: Any) -> str:
     return "\n".join(parts)
 
 
-def _reason(error: BaseException) -> str:
-    """The first error inside a group, on one line."""
+def _reason(error: BaseException, keys: Sequence[str]) -> str:
+    """The first error inside a group, on one line, without `keys`."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    return one_line(redact(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, keys))

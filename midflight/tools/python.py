@@ -15,10 +15,11 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from midflight.engines.base import Engine, EngineError, FinishReason, GenerateRequest, Message, PromptTooLong, Sampling
+from midflight.engines.base import Engine, FinishReason, Sampling
 from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox.base import Limits, Python, Sandbox
-from midflight.tools.base import ErrorKind, Tool, ToolResult
+from midflight.tools.base import ErrorKind, Tool, ToolError, ToolResult
+from midflight.tools.language.asking import drawn
 from midflight.tools.options import ToolContext
 from midflight.tools.workspace import SandboxTool, WorkspaceOptions, result_of
 
@@ -122,7 +123,7 @@ class PythonTool(SandboxTool):
             try:
                 async with limit:
                     code = await self._written(self.engine(), arguments["task"])
-            except ValueError as error:
+            except (ToolError, ValueError) as error:
                 return ToolResult(str(error), ErrorKind.TOOL_ERROR)
             except TimeoutError as error:
                 if not limit.expired():
@@ -144,15 +145,9 @@ class PythonTool(SandboxTool):
 
         Raises:
             ValueError: it writes none; the message says why.
-            InfrastructureError: the engine failed.
+            ToolError, InfrastructureError, BudgetSpent: as `drawn`.
         """
-        messages = (Message("system", (self._system(),)), Message("user", (f"Task: {task}",)))
-        try:
-            generation = await engine.generate(GenerateRequest(messages, self.sampling))
-        except EngineError as error:
-            raise InfrastructureError(f"the engine of python failed: {error}") from error
-        except PromptTooLong as error:
-            raise ValueError(f"the task is too long for the engine that writes the program: {error}") from error
+        generation = await drawn(engine, self._system(), f"Task: {task}", self.sampling)
         if generation.finish_reason is FinishReason.LENGTH:
             raise ValueError(f"no program: the engine had not ended after {self.sampling.max_tokens} tokens")
         return program_of(generation.text)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,7 @@ from midflight.agent.types import StopReason
 from midflight.building import (
     assemble,
     check_prompt_fits,
+    close_all,
     engines_of,
     load_named,
     load_trained,
@@ -29,7 +31,6 @@ from midflight.building import (
 )
 from midflight.config import Recipe, TrainingConfig, resolved
 from midflight.engines.base import Engine
-from midflight.engines.http import Usage
 from midflight.engines.http.usage import difference
 from midflight.engines.local import LoadedModel
 from midflight.engines.local.support import is_ours
@@ -125,14 +126,20 @@ class Session(ABC):
         tools: Sequence[Tool] | None,
         eval_tasks: Sequence[Task],
     ) -> None:
-        self.recipe, self.progress = recipe, progress
-        self.settings = settings
-        self.folder = RunFolder(run_dir)
-        self.eval_tasks = eval_tasks
+        self.recipe, self.progress, self.settings = recipe, progress, settings
+        self.folder, self.eval_tasks = RunFolder(run_dir), eval_tasks
+        with ExitStack() as made:  # closed again where a later step fails
+            self._make(made, tools)
+            made.pop_all()
+
+    def _make(self, made: ExitStack, tools: Sequence[Tool] | None) -> None:
+        recipe, progress = self.recipe, self.progress
         toolset = toolset_of(recipe, tools, lambda name: self.frozen if name is None else named.by_name[name])
+        made.callback(toolset.close)
         self.own_tools = own_tools(recipe, tools)
         named = engines_of(recipe, progress.note)
         self.named, self.ledger = named.closing, named.ledger
+        made.callback(close_all, named.closing)
         self.server: VllmEngine | None = None
         if "planner" in named.of:
             from midflight.engines.vllm import VllmEngine
@@ -162,6 +169,7 @@ class Session(ABC):
             weight_decay=self.settings.weight_decay,
         )
         self.engine = local_engine(recipe, own)
+        made.callback(self.engine.close)
         if self.settings.attention == "flex" and not (own.device.type == "cuda" and is_ours(own.model)):
             where = own.device.type if is_ours(own.model) else "its own attention"
             raise UserError(f"training.attention = flex: needs CUDA, the model is on {where}; set it to sdpa")
@@ -177,7 +185,7 @@ class Session(ABC):
             self.engine.model,
             self.engine.masks,
             self.settings,
-            rescue=run_dir,
+            rescue=self.folder.path,
             note=progress.note,
         )
         self.frozen = None
@@ -186,6 +194,8 @@ class Session(ABC):
             self.frozen = local_engine(recipe, backbone, around=self.policy.frozen)
         elif others:  # the other modules stay what they were when the planner was trained before
             self.frozen = local_engine(recipe, load_named(recipe, root))
+        if self.frozen is not None:
+            made.callback(self.frozen.close)
         drawing: Engine = self.server or self.engine
         self.train_flow = assemble(recipe, toolset, drawing, self.frozen, training=True, own=named.of)
         self.eval_flow = assemble(recipe, toolset, drawing, self.frozen, training=False, own=named.of)
@@ -197,8 +207,7 @@ class Session(ABC):
         self.engine.close()
         if self.frozen is not None:
             self.frozen.close()
-        for engine in self.named:
-            engine.close()
+        close_all(self.named)
 
     def _sync(self, step: int) -> None:
         """Give whoever draws the policy's weights, and prove it; a server reads the adapter from the run's folder."""
@@ -229,7 +238,10 @@ class Session(ABC):
         keep_tools(self.folder, self.own_tools)
         save_recipe(self.recipe, self.folder)
         ask = evaluate_ends and bool(self.eval_tasks)
-        with Store(self.folder.store) as store, MetricsWriter(self.folder.metrics) as metrics:
+        if resume:
+            self.ledger.load(self.folder.usage)  # what earlier sessions spent of the budget
+        with Store(self.folder.store) as store, MetricsWriter(self.folder.metrics) as metrics, ExitStack() as ending:
+            ending.callback(self.ledger.save, self.folder.usage)
             known = store.runs()
             run_id = (
                 known[-1].id if known else store.start_run(self.recipe.name, resolved(self.recipe), self.recipe.seed)
@@ -238,8 +250,6 @@ class Session(ABC):
             metrics.truncate_from(done + 1)
             records = read_metrics(self.folder.metrics)
             earlier = sum(record["seconds"] for record in records)
-            for record in records:  # what earlier sessions spent of the budget
-                self.ledger.total.add(Usage(**record.get("usage", {})))
             self._sync(done)
             before = None
             if ask and self.folder.eval_before.is_file():
@@ -257,6 +267,7 @@ class Session(ABC):
                 walls.append(time.monotonic() - began)
                 left = (self.settings.steps - step) * sum(walls[-5:]) / len(walls[-5:])
                 self.progress.step(record, self.settings.steps, left)
+                self.ledger.save(self.folder.usage)
                 if step % self.settings.save_every == 0 or step == self.settings.steps:
                     store.to_disk()
                     metrics.to_disk()
@@ -288,6 +299,7 @@ class Session(ABC):
                     on_done=lambda _: bar.advance(),
                 )
             )
+        self.ledger.save(self.folder.usage)
         for item in scored:
             if item.trajectory.stop_reason is StopReason.BUDGET:
                 raise TrainingStopped(

@@ -12,6 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -128,15 +129,18 @@ class SupervisedTrainer(Session):
         one_pass = {"loss": "reinforce", "overlong": "keep", "importance_cap": None, "epochs": 1, "mini_batches": 1}
         settings = recipe.training.model_copy(update=one_pass)
         super().__init__(recipe, settings, run_dir, progress, tools, eval_tasks)
-        self.selection, shown = self._replayed(selection, per_question)
-        self.stream = Demonstrations(shown, recipe.sft.batch_size, recipe.seed)
-        steps = recipe.sft.epochs * self.stream.batches
-        if settings.warmup_steps > steps:
-            raise RecipeError(
-                f"training.warmup_steps = {settings.warmup_steps}: more than the {steps} steps of {len(shown)} "
-                f"demonstrations, so the rate would never be reached; set training.warmup_steps to at most {steps}"
-            )
-        self.settings = settings.model_copy(update={"steps": steps})
+        with ExitStack() as made:  # as in `Session`
+            made.callback(self.close)
+            self.selection, shown = self._replayed(selection, per_question)
+            self.stream = Demonstrations(shown, recipe.sft.batch_size, recipe.seed)
+            steps = recipe.sft.epochs * self.stream.batches
+            if settings.warmup_steps > steps:
+                raise RecipeError(
+                    f"training.warmup_steps = {settings.warmup_steps}: more than the {steps} steps of {len(shown)} "
+                    f"demonstrations, so the rate would never be reached; set training.warmup_steps to at most {steps}"
+                )
+            self.settings = settings.model_copy(update={"steps": steps})
+            made.pop_all()
 
     def _replayed(self, selection: Selection, per_question: int | None) -> tuple[Selection, list[Demonstration]]:
         """The demonstrations among the selection's records, at most `per_question` of one question."""

@@ -11,6 +11,7 @@ from midflight.agent import (
     Claim,
     ErrorKind,
     LLMAnalyst,
+    LLMExecutor,
     LLMGenerator,
     LLMPlanner,
     LLMVerifier,
@@ -97,6 +98,21 @@ def test_time_that_one_wait_for_an_engine_took_is_not_the_agents(
     trajectory = asyncio.run(flow.run(PERU))
     assert (trajectory.stop_reason, trajectory.answer) == (reason, None)
     told = re.fullmatch(r"planner had waited 1\.\d s for its engine at the time limit", trajectory.error)
+    assert (told is not None) == trajectory.stop_reason.lost
+
+
+@pytest.mark.parametrize(
+    ("delay", "tool_delay", "reason"), [(30.0, 0.0, StopReason.INFRASTRUCTURE), (0.1, 30.0, StopReason.MAX_SECONDS)]
+)
+def test_an_executors_wait_for_its_engine_is_not_the_agents_but_its_tools_is(
+    delay: float, tool_delay: float, reason: StopReason
+) -> None:
+    slow = LookupTool("slow", {"x": "late"}, delay=tool_delay)
+    writer = LLMExecutor(ScriptedEngine(lambda request: '{"key": "x"}', delay=delay))
+    flow, _ = compact_flow(lambda request: "slow: x", slow, max_seconds=0.5, executor=writer)
+    trajectory = asyncio.run(flow.run(PERU))
+    assert (trajectory.stop_reason, len(slow.calls)) == (reason, int(delay < 1))
+    told = re.fullmatch(r"executor had waited 0\.[56] s for its engine at the time limit", trajectory.error)
     assert (told is not None) == trajectory.stop_reason.lost
 
 

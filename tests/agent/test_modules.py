@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from midflight.agent import (
     Execution,
     LastResultGenerator,
     LLMExecutor,
+    LLMGenerator,
     LLMVerifier,
     Memory,
     Query,
@@ -140,6 +142,22 @@ def test_answers_and_their_claims() -> None:
     assert parse_answer("x", RESULTS) == Answer("")
     assert parse_answer("Answer: x\nAnswer: y", RESULTS) == Answer("")
     assert not parse_answer("Answer: x [turn 9]", RESULTS).claims[0].supported
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "answer"),
+    [
+        ("Answer: The population is 12", FinishReason.LENGTH, ""),
+        ("Answer: The population is 12", FinishReason.STOP, "The population is 12"),
+        ("Answer: It is 12,345.\nAs one can", FinishReason.LENGTH, "It is 12,345."),
+    ],
+)
+@pytest.mark.parametrize("structure", ["grammar", "text"])
+def test_an_answer_that_was_cut_is_none(structure: str, text: str, finish: FinishReason, answer: str) -> None:
+    engine: Any = ScriptedEngine([Generation(text, finish)])
+    engine.structure = structure
+    generated = asyncio.run(LLMGenerator(engine).generate(Query("?"), Memory(100), ""))
+    assert generated.answer.text == answer
 
 
 def test_a_source_counts_where_the_result_of_its_turn_holds_it() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from midflight.engines.base import EngineGaveUp
-from midflight.engines.http import Client, Limits, Malformed, Patience, PromptRefused
+from midflight.engines.http import Client, Limits, Malformed, Patience, PromptRefused, Transient
+from midflight.engines.http.client import MOST_SAID
 from midflight.engines.http.wire import Pool, WireError
+from midflight.redacting import redact
 from midflight.server.wire import Answer
 from tests.engines.serving import Served, error, ok, served
 
@@ -224,8 +227,53 @@ async def test_no_wait_goes_beyond_the_total_time() -> None:
         with pytest.raises(EngineGaveUp, match="another would come after total_seconds = 50"):
             await asking.ask("/x", {}, lambda answer: answer)
         assert clock.slept == [] and len(server.requests) == 1
-        await asking.ask("/x", {}, lambda answer: answer)  # of the same engine: it waits as the server said
-        assert clock.slept == [60.0]
+        with pytest.raises(EngineGaveUp, match="by the server's Retry-After, would come after total_seconds = 50"):
+            await asking.ask("/x", {}, lambda answer: answer)  # of the same engine
+        assert clock.slept == [] and len(server.requests) == 1
+        clock.now += 20
+        await asking.ask("/x", {}, lambda answer: answer)  # it waits as the server said
+        assert clock.slept == [40.0]
+
+
+@pytest.mark.asyncio
+async def test_what_waited_for_a_slot_asks_no_earlier_than_the_server_said_meanwhile() -> None:
+    times: list[float] = []
+
+    async def attempt() -> None:
+        times.append(time.monotonic())
+        await asyncio.sleep(0.01)
+        if len(times) == 1:
+            raise Transient("busy", 0.3)
+
+    patience = Patience(Limits(concurrency=1))
+    await asyncio.gather(*(patience.run(attempt) for _ in range(3)))
+    assert len(times) == 4 and all(one >= times[0] + 0.3 for one in times[1:])
+
+
+@pytest.mark.asyncio
+async def test_waiting_for_a_turn_counts_against_the_total_time() -> None:
+    clock = Clock()
+    patience = Patience(Limits(requests_per_minute=2, total_seconds=50), clock=clock, sleep=clock.sleep)
+
+    async def attempt() -> int:
+        return 1
+
+    assert [await patience.run(attempt), await patience.run(attempt)] == [1, 1]
+    patience = Patience(Limits(requests_per_minute=0.5, total_seconds=50), clock=clock, sleep=clock.sleep)
+    assert await patience.run(attempt) == 1
+    for _ in range(3):
+        with pytest.raises(EngineGaveUp, match="by requests_per_minute and tokens_per_minute, would come after"):
+            await patience.run(attempt)
+    clock.now += 119
+    assert await patience.run(attempt) == 1  # those that gave up hold no place
+
+    async def slow() -> None:
+        await asyncio.sleep(0.3)
+
+    patience = Patience(Limits(concurrency=1, total_seconds=0.5))
+    found = await asyncio.gather(*(patience.run(slow) for _ in range(3)), return_exceptions=True)
+    assert found[0] is None and isinstance(found[2], EngineGaveUp)
+    assert str(found[2]) == "engine: its turn, by concurrency = 1, would come after total_seconds = 0.5"
 
 
 @pytest.mark.asyncio
@@ -288,6 +336,22 @@ async def test_the_key_is_sent_and_taken_out_of_all_that_comes_back() -> None:
             shown = [str(caught.value), repr(caught.value), repr(asking), str(caught.value.__cause__)]
             assert "wrong key: [key]" in shown[0]
             assert not any(KEY in text for text in shown)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("before", range(MOST_SAID - len(KEY) - 12, MOST_SAID + 2))
+async def test_no_part_of_the_key_is_left_where_an_error_is_cut(before: int) -> None:
+    said = "x" * before + KEY
+    spelt = Answer(401, error(401, said).body.replace(b"sk-", b"\\u0073k-"))
+    for answer in (error(401, said), spelt, f"{said}\r\n\r\n".encode()):
+        async with served(answer) as server:
+            with pytest.raises(EngineGaveUp) as caught:
+                await client(server, Limits(retries=0), key=KEY).ask("/x", {}, lambda answer: answer)
+        assert KEY[:2] not in str(caught.value).partition("xxx")[2]
+
+
+def test_keys_are_taken_out_the_longest_first() -> None:
+    assert redact("a k-1 k-12 b", ["k-1", "", None, "k-12"]) == "a [key] [key] b"
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "http://", "https:///v1"])

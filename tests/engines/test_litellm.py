@@ -88,6 +88,14 @@ async def test_what_will_not_pass_is_final_and_does_not_show_the_key(asked: list
         await text(TooLong("too many"), chat())
 
 
+@pytest.mark.asyncio
+async def test_no_part_of_the_key_is_left_where_an_error_is_cut(asked: list[dict[str, Any]]) -> None:
+    for before in range(260, 302):
+        with pytest.raises(EngineGaveUp) as caught:
+            await text(RuntimeError("x" * before + KEY))
+        assert KEY[:2] not in str(caught.value)
+
+
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "litellm", None)
     with pytest.raises(UserError, match=r"engines.other.provider = litellm: not installed; run pip install"):

@@ -23,9 +23,9 @@ def price(item: str, count: int = 1) -> str:
 
 
 @server.tool()
-def refuse() -> str:
+def refuse(why: str = "not today") -> str:
     """Answers with an error of the protocol."""
-    raise MCPError(-32000, "not today")
+    raise MCPError(-32000, why)
 
 
 @server.tool()

@@ -125,6 +125,19 @@ def test_only_named_variables_reach_a_server_and_closing_ends_it(monkeypatch: py
     assert len([line for line in lines if "mcp_server" in line]) <= 1  # the other tests' own
 
 
+def test_no_error_shows_the_value_of_a_variable_or_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_KEY", "shop-5ecret")
+    monkeypatch.setenv("SHOP_MODE", "1")
+    toolset = make_toolset([], servers={"shop": {"command": COMMAND, "env": ["SHOP_KEY", "SHOP_MODE"]}})
+    try:
+        for before in (0, 220, 224):
+            found = call(toolset, "refuse", why="x" * before + "shop-5ecret 1").text
+            assert "sho" not in found and found.startswith("MCPError: " + "x" * before)
+        assert call(toolset, "refuse", why="shop-5ecret 1").text == "MCPError: [key] 1"
+    finally:
+        toolset.close()
+
+
 def test_a_server_by_http_and_its_restart() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

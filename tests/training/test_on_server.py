@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,13 +63,27 @@ def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on(server: str, mode
     with pytest.raises(TrainingStopped, match=r"step 2: budget.tokens = .*: go on with --resume and a larger budget"):
         run(recipe(model, *settings, "budget.tokens=2000", steps=3), tmp_path / "run")
     assert [record["step"] for record in read_metrics(RunFolder(tmp_path / "run").metrics)] == [1]
-    with pytest.raises(TrainingStopped, match="step 2: budget.tokens = 2200"):
-        run(recipe(model, *settings, "budget.tokens=2200", steps=3), tmp_path / "run", resume=True)
+    used = json.loads(RunFolder(tmp_path / "run").usage.read_text())
+    most = max(used["prompt_tokens"] + used["completion_tokens"], 2000) + 1
+    cut = [*settings, f"budget.tokens={most}", "engines.sampler.concurrency=1"]
+    with pytest.raises(TrainingStopped, match=f"step 2: budget.tokens = {most}"):
+        run(recipe(model, *cut, steps=3), tmp_path / "run", resume=True)
     small = [*settings, "budget.tokens=10", "engines.sampler.concurrency=1"]
     with pytest.raises(TrainingStopped, match="evaluation before training: budget.tokens = 10"):
         run(recipe(model, *small), tmp_path / "small", eval_tasks=TASKS)
+    used = RunFolder(tmp_path / "small").usage.read_text()
+    spent = json.loads(used)["prompt_tokens"] + json.loads(used)["completion_tokens"]
+    assert spent >= 10
+    again = [*settings, f"budget.tokens={spent}", "engines.sampler.concurrency=1"]
+    with pytest.raises(TrainingStopped, match=f"evaluation before training: budget.tokens = {spent}"):
+        run(recipe(model, *again), tmp_path / "small", eval_tasks=TASKS, resume=True)
+    assert RunFolder(tmp_path / "small").usage.read_text() == used  # nothing more was asked
+    spent_before = json.loads(RunFolder(tmp_path / "run").usage.read_text())["completion_tokens"]
     records = run(recipe(model, *settings, "budget.tokens=100000", steps=3), tmp_path / "run", resume=True)
     assert [record["step"] for record in records] == [1, 2, 3]
+    spent_now = json.loads(RunFolder(tmp_path / "run").usage.read_text())["completion_tokens"]
+    in_steps = [record["usage"]["completion_tokens"] for record in records]
+    assert spent_now == spent_before + sum(in_steps[1:]) > sum(in_steps)  # that of the cut step counts
 
 
 def test_stragglers_are_cut_off_and_counted(model: Path, tmp_path: Path) -> None:

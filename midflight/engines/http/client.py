@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http.patience import Patience, Transient
 from midflight.engines.http.wire import Pool, Reply, WireError
+from midflight.redacting import HIDDEN, redact
 
 T = TypeVar("T")
 
@@ -23,7 +24,6 @@ FOR_GOOD = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes that servers send with status 429 and that waiting does not change."""
 MOST_SAID = 300
 """Characters of a server's error that are shown."""
-HIDDEN = "[key]"
 
 
 class Malformed(Exception):
@@ -51,7 +51,7 @@ class Client:
 
     def hide(self, text: str) -> str:
         """`text` without the key."""
-        return text.replace(self._key, HIDDEN) if self._key else text
+        return redact(text, [self._key])
 
     async def ask(
         self,
@@ -96,7 +96,7 @@ class Client:
 
         async def attempt() -> str:
             reply = await self._reply("POST", path, data)
-            return self.hide(" ".join(reply.body.decode("utf-8", "replace").split()))
+            return " ".join(self._text(reply).split())
 
         return await self.patience.run(attempt)
 
@@ -104,7 +104,7 @@ class Client:
         try:
             reply = await self._pool.ask(method, path, self._headers, data)
         except (WireError, OSError) as error:
-            raise Transient(self.hide(f"{self.base_url}: {error}")) from None
+            raise Transient(f"{self.base_url}: {_line(self.hide(str(error)))}") from None
         if reply.status != 200:
             self._refused(reply)
         return reply
@@ -114,10 +114,14 @@ class Client:
             return body
         return body.replace(self._key.encode(), HIDDEN.encode())
 
+    def _text(self, reply: Reply) -> str:
+        return self.hide(reply.body.decode("utf-8", "replace"))
+
     def _refused(self, reply: Reply) -> None:
         """Raises what the status means."""
-        code, said = _said(reply.body)
-        message = self.hide(f"{self.base_url}: HTTP {reply.status}{f': {said}' if said else ''}")
+        code, said = _said(self._text(reply))
+        said = _line(self.hide(said))  # again: JSON may have spelt it in another way
+        message = f"{self.base_url}: HTTP {reply.status}{f': {said}' if said else ''}"
         if reply.status in TRANSIENT and code not in FOR_GOOD:
             raise Transient(message, _retry_after(reply.headers.get("retry-after", "")))
         if reply.status in (400, 413, 422):
@@ -129,9 +133,9 @@ class Client:
         raise EngineGaveUp(message)
 
 
-def _said(body: bytes) -> tuple[str, str]:
-    """Code and message of an error, on one line, as far as the body has them."""
-    code, said = "", body[:10_000].decode("utf-8", "replace")
+def _said(body: str) -> tuple[str, str]:
+    """Code and message of an error, as far as the body has them."""
+    code, said = "", body
     try:
         error = json.loads(body)
     except (ValueError, RecursionError):
@@ -142,8 +146,13 @@ def _said(body: bytes) -> tuple[str, str]:
             code, said = str(inner.get("code") or inner.get("type") or ""), str(inner.get("message", inner))
         else:
             said = str(inner)
+    return code, said
+
+
+def _line(said: str) -> str:
+    """Without the key already: it is cut."""
     line = " ".join(said.split())
-    return code, line if len(line) <= MOST_SAID else line[: MOST_SAID - 3] + "..."
+    return line if len(line) <= MOST_SAID else line[: MOST_SAID - 3] + "..."
 
 
 def _retry_after(value: str) -> float:

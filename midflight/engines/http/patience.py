@@ -36,7 +36,8 @@ class Limits:
         tokens_per_minute: prompt and answer, by estimate; None: as many as come.
         retries: further attempts after the first.
         attempt_seconds: time limit of one attempt.
-        total_seconds: time limit of all attempts and the waits between them, from the first one on.
+        total_seconds: time limit of a request from when it is made: waiting for its turn, all attempts, the waits
+            between them.
         backoff: the first wait is up to so many seconds, and at least half; it doubles with each.
         most_backoff: no wait is longer, but for one that the server names.
     """
@@ -85,15 +86,15 @@ class Patience:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._slots = loop, asyncio.Semaphore(self.limits.concurrency)
-        await self._paced(tokens)
-        await self._slots.acquire()
         began, count, wait = self._clock(), 0, 0.0
+        end = began + self.limits.total_seconds
+        await self._turn(tokens, end)
         while True:
             count += 1
             try:
                 if before is not None:
                     before(count)
-                return await self._attempt(attempt, began + self.limits.total_seconds - self._clock())
+                return await self._attempt(attempt, end - self._clock())
             except Transient as error:
                 wait = self._wait(count, error.retry_after)
                 failed = f"{self._name}: {error}"
@@ -108,8 +109,7 @@ class Patience:
                     f"{self.limits.total_seconds:g})"
                 )
             await self._sleep(wait)
-            await self._paced(tokens)
-            await self._slots.acquire()
+            await self._turn(tokens, end)
 
     async def _attempt(self, attempt: Callable[[], Awaitable[T]], left: float) -> T:
         seconds = min(self.limits.attempt_seconds, left)
@@ -129,14 +129,45 @@ class Patience:
         longest: float = min(self.limits.backoff * 2.0 ** (count - 1), self.limits.most_backoff)
         return max(retry_after, longest * (0.5 + 0.5 * self._jitter()))
 
-    async def _paced(self, tokens: int) -> None:
-        if not self._closed_until and not self._limited:
+    async def _turn(self, tokens: int, end: float) -> None:
+        """A slot, at a time when something may be asked.
+
+        Raises:
+            EngineGaveUp: that is after `end`.
+        """
+        if self._limited:
+            now = self._clock()
+            moment = now + max(pace.wait(now) for pace in self._paces)
+            if moment < end:  # else it takes nobody's place
+                for pace, amount in zip(self._paces, (1, tokens), strict=True):
+                    pace.take(now, amount)
+            await self._until(moment, end, "requests_per_minute and tokens_per_minute")
+        while True:
+            await self._until(self._closed_until, end, "the server's Retry-After")
+            if self._slots.locked():
+                try:
+                    async with asyncio.timeout(end - self._clock()):
+                        await self._slots.acquire()
+                except TimeoutError:
+                    raise self._too_late(f"concurrency = {self.limits.concurrency}") from None
+            else:
+                await self._slots.acquire()
+            if self._closed_until <= self._clock():
+                return
+            self._slots.release()  # the server closed while this waited
+
+    async def _until(self, moment: float, end: float, what: str) -> None:
+        wait = moment - self._clock()
+        if wait <= 0:
             return
-        now = self._clock()
-        waits = [pace.take(now, amount) for pace, amount in zip(self._paces, (1, tokens), strict=True)]
-        wait = max(self._closed_until - now, *waits)
-        if wait > 0:
-            await self._sleep(wait)
+        if moment >= end:
+            raise self._too_late(what)
+        await self._sleep(wait)
+
+    def _too_late(self, what: str) -> EngineGaveUp:
+        return EngineGaveUp(
+            f"{self._name}: its turn, by {what}, would come after total_seconds = {self.limits.total_seconds:g}"
+        )
 
 
 class _Pace:
@@ -146,8 +177,10 @@ class _Pace:
         self._seconds_each = 0.0 if per_minute is None else 60.0 / per_minute
         self._next = 0.0
 
-    def take(self, now: float, amount: float) -> float:
-        """Seconds to wait before `amount` may be used."""
-        start = max(self._next, now - 1.0)
-        self._next = start + amount * self._seconds_each
-        return max(0.0, start - now)
+    def wait(self, now: float) -> float:
+        """Seconds until more may be used."""
+        return max(0.0, self._next - now)
+
+    def take(self, now: float, amount: float) -> None:
+        """Use `amount` at that time."""
+        self._next = max(self._next, now - 1.0) + amount * self._seconds_each

@@ -5,8 +5,11 @@ Invariant: every answer a server gave is counted once, whoever asked; the total 
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from midflight.engines.base import BudgetSpent
@@ -70,6 +73,22 @@ class Ledger:
         """Count one answer."""
         self.of.setdefault((module, engine), Usage()).add(usage)
         self.total.add(usage)
+
+    def save(self, path: Path) -> None:
+        """Keep the total, once something was used, so that a run which goes on knows of it: in one move."""
+        if self.total == Usage():
+            return
+        aside = path.with_name(path.name + ".tmp")
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(self.total)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+
+    def load(self, path: Path) -> None:
+        """Count what was kept there, if anything was, as used."""
+        if path.is_file():
+            self.total.add(Usage(**json.loads(path.read_text(encoding="utf-8"))))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: the total, and by module."""

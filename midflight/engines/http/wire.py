@@ -212,7 +212,7 @@ class _Reading:
         version, _, rest = first.partition(" ")
         code = rest[:3]
         if not version.startswith("HTTP/1.") or not (code.isascii() and code.isdigit() and int(code) >= 100):
-            raise WireError(f"not HTTP: {first[:80]!r}")
+            raise WireError(f"not HTTP: {first!r}")
         self._status, self._headers = int(code), {}
         for line in lines:
             name, _, value = line.partition(":")
@@ -225,7 +225,7 @@ class _Reading:
         elif "content-length" in self._headers:
             announced = self._headers["content-length"]
             if not (announced.isascii() and announced.isdigit()):
-                raise WireError(f"not HTTP: content-length {announced[:80]!r}")
+                raise WireError(f"not HTTP: content-length {announced!r}")
             self._length = int(announced)
         else:
             self.keeps = False
@@ -239,7 +239,7 @@ class _Reading:
             try:
                 size = int(bytes(self._data[:end]).split(b";")[0], 16)
             except ValueError:
-                raise WireError(f"not HTTP: a chunk of size {bytes(self._data[:end])[:80]!r}") from None
+                raise WireError(f"not HTTP: a chunk of size {bytes(self._data[:end])!r}") from None
             if size == 0:
                 if self._data.startswith(b"\r\n", end + 2):
                     return Reply(self._status, self._headers, b"".join(chunks))

@@ -1,4 +1,4 @@
-"""How a tool asks a language model: greedily, with what is foreign fenced, and errors as a tool's."""
+"""How a tool asks a language model: greedily, with what is foreign fenced, and an engine's errors as a tool's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from midflight.engines.base import Engine, EngineError, FinishReason, GenerateRequest, Message, PromptTooLong, Sampling
+from midflight.engines.base import (
+    Engine,
+    EngineError,
+    EngineGaveUp,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    Message,
+    PromptTooLong,
+    Sampling,
+)
+from midflight.errors import GivenUp
 from midflight.tools.base import InfrastructureError, ToolError
 from midflight.tools.options import ToolOptions
 
@@ -26,20 +37,32 @@ class EngineOptions(ToolOptions):
         return True
 
 
+async def drawn(engine: Engine, system: str, question: str, sampling: Sampling) -> Generation:
+    """What the engine draws behind `system` and `question`.
+
+    Raises:
+        ToolError: the question is too long for it.
+        InfrastructureError: the engine failed; GivenUp where it gave up.
+        BudgetSpent: the run's budget is spent, which ends the trajectory.
+    """
+    messages = (Message("system", (system,)), Message("user", (question,)))
+    try:
+        return await engine.generate(GenerateRequest(messages, sampling))
+    except PromptTooLong as error:
+        raise ToolError(f"the text is too long for the language model: {error}") from error
+    except EngineGaveUp as error:
+        raise GivenUp(str(error)) from error
+    except EngineError as error:
+        raise InfrastructureError(str(error)) from error
+
+
 async def ask(engine: Engine, system: str, question: str, max_tokens: int) -> str:
     """What the engine answers, at temperature 0.
 
     Raises:
-        ToolError: the question is too long, or the answer was cut off or empty.
-        InfrastructureError: the engine failed.
+        ToolError: the answer is empty; and as `drawn`.
     """
-    messages = (Message("system", (system,)), Message("user", (question,)))
-    try:
-        generation = await engine.generate(GenerateRequest(messages, Sampling(temperature=0.0, max_tokens=max_tokens)))
-    except PromptTooLong as error:
-        raise ToolError(f"the text is too long for the language model: {error}") from error
-    except EngineError as error:
-        raise InfrastructureError(str(error)) from error
+    generation = await drawn(engine, system, question, Sampling(temperature=0.0, max_tokens=max_tokens))
     text = generation.text.strip()
     if generation.finish_reason is FinishReason.LENGTH:
         return f"{text}\n[... cut off after {max_tokens} tokens]"

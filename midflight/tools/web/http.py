@@ -22,6 +22,7 @@ import httpx2
 from pydantic import Field
 
 from midflight import __version__
+from midflight.redacting import redact
 from midflight.tools.base import InfrastructureError, ToolError, TransientError, one_line
 from midflight.tools.options import ToolOptions
 from midflight.tools.web.addresses import Refused, Resolve, checked_addresses, system_resolve
@@ -219,8 +220,7 @@ def check_service(answer: Answer, service: str, key: str = "") -> None:
         raise TransientError(f"{service}: HTTP {status}", retry_after=retry_after(answer))
     if status in (401, 403):
         raise InfrastructureError(f"{service}: HTTP {status}, access is refused; check its key and plan")
-    said = one_line(answer.body[:2000].decode("utf-8", "replace"))
-    said = said.replace(key, "[key]") if key else said
+    said = one_line(redact(answer.body.decode("utf-8", "replace"), [key]))
     if status in (400, 414, 422):
         raise ToolError(f"{service} refuses the query: {said}")
     raise InfrastructureError(f"{service}: HTTP {status}: {said}")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from midflight.errors import UserError
-from midflight.tools import ErrorKind, InfrastructureError, TransientError, make_toolset
+from midflight.tools import ErrorKind, InfrastructureError, ToolError, TransientError, make_toolset
+from midflight.tools.web.http import Answer, check_service
 from midflight.tools.web.providers import PROVIDERS, ddgs_text
 from tests.tools.web.serving import Reply, Server, in_turn, serving
 
@@ -109,6 +110,14 @@ def test_a_refused_key_is_infrastructure_asked_once_and_never_shown(
         assert len(server.received) == 1
     assert not isinstance(caught.value, TransientError)
     assert KEY not in str(caught.value) and KEY not in caplog.text
+
+
+def test_no_part_of_the_key_is_left_where_an_error_is_cut() -> None:
+    for before in range(220, 242):
+        answer = Answer("https://a.example", 400, {}, b"x" * before + KEY.encode())
+        with pytest.raises(ToolError) as caught:
+            check_service(answer, "S", KEY)
+        assert KEY[:3] not in str(caught.value)
 
 
 @pytest.mark.parametrize("provider", GOOD)
