@@ -228,7 +228,9 @@ async def test_a_workspace_that_cannot_be_kept_ends_its_trajectory_alone(tmp_pat
 class Writing:
     """An executor that writes a file whatever the action."""
 
-    async def execute(self, action: Action, toolset: Toolset, seconds: float, seed: int | None) -> Execution:
+    async def execute(
+        self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None, on_call: object = None
+    ) -> Execution:
         tool = toolset.get("write_file")
         assert tool is not None
         call = ToolCall("write_file", {"path": "a", "content": "b"})

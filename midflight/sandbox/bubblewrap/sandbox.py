@@ -8,7 +8,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from midflight.sandbox.base import Limits, Request, SandboxResult
+from midflight.errors import InfrastructureError
+from midflight.sandbox.base import Limits, Outcome, Request, SandboxResult
 from midflight.sandbox.bubblewrap.answers import lost as gone
 from midflight.sandbox.bubblewrap.channel import Channel
 from midflight.sandbox.bubblewrap.zygote import Box, Zygote
@@ -117,6 +118,7 @@ class _Core:
         self._open: set[Channel] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._zygote = Shared(lambda: Zygote.start(box))
+        self._closed = False
 
     async def open(self) -> Channel:
         channel = await self._pool.take()
@@ -126,18 +128,31 @@ class _Core:
 
     async def run(self, channel: Channel, request: Request, limits: Limits) -> SandboxResult:
         async with channel.turn, self._turns:
-            return await channel.run(request, limits)
+            return await self._ran(channel, request, limits)
 
     async def run_once(self, request: Request, limits: Limits) -> SandboxResult:
         async with self._turns:
+            self._check()
             channel = await self._pool.take()
             self._open.add(channel)
             try:
-                return await channel.run(request, limits)
+                return await self._ran(channel, request, limits)
             finally:  # behind the answer: who waits for it does not wait for this
                 task = asyncio.get_running_loop().create_task(self._end_and_fill(channel))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
+
+    async def _ran(self, channel: Channel, request: Request, limits: Limits) -> SandboxResult:
+        """What came of it; no program is to blame for what our own closing ended."""
+        self._check()
+        result = await channel.run(request, limits)
+        if result.outcome is Outcome.KILLED:
+            self._check()
+        return result
+
+    def _check(self) -> None:
+        if self._closed:
+            raise InfrastructureError("the sandbox was closed")
 
     async def end(self, channel: Channel) -> None:
         self._open.discard(channel)
@@ -152,6 +167,7 @@ class _Core:
         await self._pool.settle()
 
     async def close(self) -> None:
+        self._closed = True
         for channel in (*await self._pool.empty(), *self._open):
             await self.end(channel)
         await asyncio.gather(*self._closing)
