@@ -275,9 +275,9 @@ class TrainingConfig(Section):
     """How the update computes attention over its tree of tokens. `flex` skips what the mask hides; it needs CUDA."""
     max_drift: float = Field(default=1e-4, gt=0)
     """Largest |sampler - trainer| log-prob of a token that trains."""
-    max_drift_share: float = Field(default=0.01, ge=0, lt=1)
-    """Of a step's tokens, how many may drift further, at most ten times as far: they are left out of the update and
-    counted. With more, or further, the run stops."""
+    max_drift_share: float = Field(default=0.0, ge=0, lt=1)
+    """0: one token over `max_drift` stops the run. Else so many of a step's tokens may drift further, at most ten times
+    as far: they are left out of the update, counted and told."""
     curriculum: CurriculumConfig | None = None
     """null draws all kinds alike."""
     save_every: int = Field(default=5, ge=1)

@@ -39,7 +39,7 @@ def test_a_few_over_the_bound_are_left_out_and_told_with_both_numbers() -> None:
     kept = made.compare(ours, drawn, [(0, 0), (0, 1), (3, 0), (3, 1)])
     assert kept.tolist() == [False, True, False, True]
     assert made.left_out == [(0, 0), (3, 0)]
-    assert made.largest == pytest.approx(1e-5, rel=1e-1)
+    assert made.largest == pytest.approx(4e-4, rel=1e-3)
     assert made.conclude() == (
         "2 of 4 tokens left out of the update: log-prob -4.000400 when drawn, -4.000000 in the trainer, a drift over "
         "training.max_drift = 0.0001 (row 3, token 0; float32 rounding)"

@@ -252,7 +252,7 @@ def test_a_token_that_drifts_alone_is_left_out_as_a_forced_one_would_be(
     assert gap(ours, gradients(policy)) < (1e-3 if settings.get("loss") == "gspo" else 1e-5)
     tokens = sum(row.forced.count(False) for row in rows)
     assert (metrics.drift_left_out, metrics.trained_tokens) == (1, tokens - 1) == (1, reference.trained_tokens)
-    assert metrics.drift <= 1e-4
+    assert metrics.drift == pytest.approx(5e-4, rel=1e-2)  # what is left out is reported all the same
     assert len(told) == 1 and told[0].startswith(f"1 of {tokens} tokens left out of the update: log-prob ")
     assert f"(row 2, token {place}; float32 rounding)" in told[0]
     updater = updater_of(policy, engine, max_drift=1e-4, max_drift_share=0.9 / tokens, **settings)
