@@ -9,6 +9,7 @@ import pytest
 
 from midflight.config import Recipe, load_recipe
 from midflight.errors import UserError
+from midflight.recipes import show
 from midflight.resuming import check_run_folder, first_change, read_recipe, save_recipe
 from midflight.store import RunFolder
 
@@ -49,8 +50,13 @@ def test_files_are_compared_by_what_they_hold(examples: Path, tmp_path: Path) ->
         str(folder.inputs.resolve() / "agent-planner-mine.txt"),
         str(examples),
     )
-    with pytest.raises(UserError, match=r"agent.planner.examples = .*: the run in .* a run keeps its recipe"):
+    with pytest.raises(UserError) as caught:
         check_run_folder(folder.path, recipe(examples), resume=True)
+    own = folder.inputs.resolve() / "agent-planner-mine.txt"
+    assert str(caught.value).startswith(
+        f"agent.planner.examples = {show(str(examples))}: the run in {folder.path} has {show(str(own))}; "
+        "a run keeps its recipe: go on with "
+    )
 
 
 def test_a_resume_does_not_write_a_copy_that_is_there(
