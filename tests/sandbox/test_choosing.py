@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from midflight import doctor
+from midflight.config import RecipeError, load_recipe
 from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox import (
     Limits,
@@ -120,8 +120,21 @@ def test_options_choose_one_sandbox_for_all_tools() -> None:
     code = "import importlib.util as u\nprint([u.find_spec(name) is not None for name in ('numpy', 'sympy')])"
     assert sandbox.run_blocking(Python(code)).out == "[True, False]\n"
     sandbox.close()
-    with pytest.raises(ValidationError, match="cpu_seconds"):
-        SandboxOptions(cpu_seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("agent.sandbox.cpu_seconds=0", "agent.sandbox.cpu_seconds = 0: must be greater than 0"),
+        ("agent.sandbox.memory=3", "agent.sandbox.memory = 3: unknown key; did you mean agent.sandbox.memory_mb?"),
+        ("agent.sandbox.kind=docker", "agent.sandbox.kind = docker: must be 'auto', 'bubblewrap', 'wasi' or 'none'"),
+        ("agent.sandbox.files=/nope", "agent.sandbox.files = /nope: no such folder; name one, or leave it out"),
+    ],
+)
+def test_a_wrong_option_is_one_line(override: str, said: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("coding", [override])
+    assert str(caught.value) == said
 
 
 @pytest.mark.asyncio
