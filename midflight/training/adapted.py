@@ -8,7 +8,7 @@ sampler draws with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,16 +16,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from midflight.engines.local.batch_invariant import BatchInvariantLinear, linear
+
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
 
 class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, down: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None, scale: float
+        ctx: Any,
+        x: Tensor,
+        down: Tensor,
+        up: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        product: Product,
     ) -> Tensor:
-        """x [..., n]; down (A) [r, n]; up (B) [m, r]; weight [m, n], merged."""
+        """x [..., n]; down (A) [r, n]; up (B) [m, r]; weight [m, n], merged; `product` is the map's own forward."""
         ctx.save_for_backward(x, down, up, weight)
         ctx.scale = scale
-        return torch.nn.functional.linear(x, weight, bias)
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -35,7 +46,7 @@ class _AdaptedLinear(torch.autograd.Function):
         to_x = (flat @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
         to_down = (flat @ up).T @ rows
         to_up = ((rows @ down.T).T @ flat).T  # the thin matrix first: faster on CPUs
-        return to_x, to_down, to_up, None, None, None
+        return to_x, to_down, to_up, None, None, None, None
 
 
 @contextmanager
@@ -58,4 +69,5 @@ def adapted(model: torch.nn.Module, layers: Mapping[str, Any]) -> Iterator[torch
 
 
 def _apply(module: Any, down: Tensor, up: Tensor, scale: float, x: Tensor) -> Any:
-    return _AdaptedLinear.apply(x, down, up, module.weight, module.bias, scale)  # type: ignore[no-untyped-call]
+    product: Product = linear if isinstance(module, BatchInvariantLinear) else torch.nn.functional.linear
+    return _AdaptedLinear.apply(x, down, up, module.weight, module.bias, scale, product)  # type: ignore[no-untyped-call]

@@ -33,6 +33,7 @@ from midflight.config import Recipe, TrainingConfig, resolved
 from midflight.engines.base import Engine
 from midflight.engines.http.usage import difference
 from midflight.engines.local import LoadedModel
+from midflight.engines.local.batch_invariant import make_batch_invariant
 from midflight.engines.local.support import is_ours
 from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped, UserError
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
@@ -179,12 +180,18 @@ class Session(ABC):
                 f"training.pack_tokens = {most}: a row of this model goes through it whole, and may have {whole} "
                 f"tokens; set training.pack_tokens={whole}, or model.context_length={most}"
             )
+        exact = is_ours(own.model) and self.server is None and self.settings.attention == "sdpa"
+        if exact:
+            exact = make_batch_invariant(own.model)
+            if lora is None:  # otherwise scores are computed on the sampler's own weights
+                make_batch_invariant(self.policy.causal)
         self.updater = Updater(
             self.policy,
             self.optimizer,
             self.engine.model,
             self.engine.masks,
             self.settings,
+            exact=exact,
             rescue=self.folder.path,
             note=progress.note,
         )

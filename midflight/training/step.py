@@ -80,6 +80,7 @@ class Updater:
     Args:
         sampler: the model the rows were drawn from, with the policy's weights. `update` leaves it behind by its last
             optimizer step: the caller syncs.
+        exact: compute the policy's scores with `exact` attention, as the rows were drawn.
         rescue: folder for the rows of updates without a finite gradient.
         note: takes a line for the user.
     """
@@ -92,13 +93,14 @@ class Updater:
         masks: Masks,
         settings: TrainingConfig,
         *,
+        exact: bool = False,
         rescue: Path | None = None,
         note: Callable[[str], None] = print,
     ) -> None:
         self.policy, self.optimizer, self.sampler, self.masks = policy, optimizer, sampler, masks
         self.settings, self.rescue, self.note = settings, rescue, note
         self.pack_tokens = settings.pack_tokens
-        self.flex = settings.attention == "flex"
+        self.flex, self.exact = settings.attention == "flex", exact
         self.skipped_in_a_row = 0
 
     def with_reference(self, rows: Sequence[Row]) -> list[Row]:
@@ -148,7 +150,7 @@ class Updater:
         """The rows with the trainer's own log-probs, without those tokens that `check` leaves out."""
 
         def score(budget: int) -> list[tuple[float, ...]]:
-            return score_rows(self.sampler, self.masks, self._packed(rows, budget), flex=self.flex)
+            return score_rows(self.sampler, self.masks, self._packed(rows, budget), flex=self.flex, exact=self.exact)
 
         found = self._fitting(score)
         scored = [replace(row, old=old) for row, old in zip(rows, found, strict=True)]
@@ -186,6 +188,7 @@ class Updater:
                     lambda pack, scores: self._loss(batch, pack, scores, part, gaps, check),
                     entropy_grad=self.settings.entropy_beta > 0,
                     flex=self.flex,
+                    exact=self.exact,
                 )
             return batch, part
 
@@ -253,7 +256,7 @@ class Updater:
         """Mean of logprob - behaviour over each row's trained tokens, under the present weights: a forward pass."""
 
         def score(budget: int) -> list[tuple[float, ...]]:
-            return score_rows(self.sampler, self.masks, self._packed(rows, budget), flex=self.flex)
+            return score_rows(self.sampler, self.masks, self._packed(rows, budget), flex=self.flex, exact=self.exact)
 
         found = zip(rows, self._fitting(score), strict=True)
         return [mean_free(row, scored) - mean_free(row, self._behaviour(row)) for row, scored in found]

@@ -102,7 +102,9 @@ class Trainer(Session):
         with self.progress.bar(
             f"{number}: rollouts", self.settings.most_queries * self.settings.group_size, passing=True
         ) as bar:
+            self.engine.exact = self.updater.exact
             groups = asyncio.run(self._rollouts(store, run_id, step, bar))
+            self.engine.exact = False  # evaluation has more rows in memory, and nothing to agree with
         rolled = time.monotonic()
         drawn = self.generated_tokens - tokens
         self._forget()  # the memory is the update's now

@@ -67,18 +67,21 @@ def run(
     *,
     entropy_grad: bool = False,
     flex: bool = False,
+    exact: bool = False,
 ) -> None:
-    """Score every trained token of `batch` under `model`, by sdpa or `flex` attention.
+    """Score every trained token of `batch` under `model`, by sdpa, `flex` or `exact` attention.
 
     `on_scores` gets a pack and the scores of some of its terms (`scores.terms` are indices into `pack.terms`). When it
     returns a loss, its gradient is accumulated into the model's parameters. Entropies carry one if asked for.
     """
-    scorer = _Scorer(model, masks, batch, on_scores, entropy_grad, flex)
+    scorer = _Scorer(model, masks, batch, on_scores, entropy_grad, flex, exact)
     for root in batch.roots:
         scorer.run(root, [])
 
 
-def score_rows(model: Any, masks: Masks, batch: PackedBatch, *, flex: bool = False) -> list[tuple[float, ...]]:
+def score_rows(
+    model: Any, masks: Masks, batch: PackedBatch, *, flex: bool = False, exact: bool = False
+) -> list[tuple[float, ...]]:
     """Log-prob of each id of each row under `model`, 0 for forced ones; no gradient."""
     found = [[0.0] * len(row.ids) for row in batch.rows]
 
@@ -88,7 +91,7 @@ def score_rows(model: Any, masks: Masks, batch: PackedBatch, *, flex: bool = Fal
             found[term.row][term.position] = logprob
 
     with torch.no_grad():
-        run(model, masks, batch, keep, flex=flex)
+        run(model, masks, batch, keep, flex=flex, exact=exact)
     return [tuple(row) for row in found]
 
 
@@ -110,6 +113,7 @@ class _Scorer:
     on_scores: OnScores
     entropy_grad: bool
     flex: bool
+    exact: bool
 
     def run(self, pack: Pack, before: list[list[LayerKV]]) -> None:
         """One pack, what goes on from it, and its backward pass, when all gradients on it have come in."""
@@ -148,6 +152,7 @@ class _Scorer:
             attention_mask=mask,
             cache=cache,
             use_cache=True,
+            exact=self.exact,
         )
         return output.last_hidden_state, cache.own
 

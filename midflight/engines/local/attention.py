@@ -29,33 +29,73 @@ def attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     trunk: list[LayerKV] | None = None,
+    exact: bool = False,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention hook: sdpa without a trunk, shared-trunk attention with one, flex under a block mask.
 
     query [B, H, T, d]; key, value [B, kv heads, S, d] are the suffix; attention_mask is additive [B, 1, T, S] over it.
+    `exact`, on the CPU: computed in float64 and rounded to the query's type, so that equal tokens give equal bits
+    wherever trunk and suffix part and whatever hidden columns are between; key, value and trunk may be float64 already.
     """
     if isinstance(attention_mask, BlockMask):
         flexed: Any = _flex(query.device.type)(
             query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
         )
         return flexed.transpose(1, 2).contiguous(), None
-    if trunk is None:
+    if trunk is None and not exact:
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output, None
     rows, heads, tokens, width = query.shape
     groups = key.shape[1]
-    trunk_key, trunk_value = trunk[module.layer_idx]  # type: ignore[index]
     scale = scaling if scaling is not None else width**-0.5
     own = query.reshape(rows, groups, -1, width)  # the heads of a group, and their tokens, in one axis
     if attention_mask is not None:
         attention_mask = attention_mask.repeat(1, 1, heads // groups, 1)
-    arguments = (own, key, value, trunk_key, trunk_value, attention_mask, scale)
-    merge: Any = _Merged.apply if query.device.type == "cpu" else _joined
-    output = merge(*arguments)
+    if trunk is None:
+        output = _Exact.apply(own, key, value, attention_mask, scale)  # type: ignore[no-untyped-call]
+    else:
+        trunk_key, trunk_value = trunk[module.layer_idx]  # type: ignore[index]
+        if exact:
+            own, key, value, trunk_key, trunk_value, attention_mask = _in_float64(
+                own, key, value, trunk_key, trunk_value, attention_mask
+            )
+        merge = _merged if query.device.type == "cpu" else _joined
+        output = merge(own, key, value, trunk_key, trunk_value, attention_mask, scale)  # type: ignore[arg-type]
+        output = output.to(query.dtype)
     return output.reshape(rows, heads, tokens, width).transpose(1, 2).contiguous(), None
+
+
+def _in_float64(*parts: torch.Tensor | None) -> Any:
+    return [None if part is None else part.double() for part in parts]
+
+
+class _Exact(torch.autograd.Function):
+    """Fused attention on the CPU, forward in float64, backward in the query's type; holds no scores."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, own: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        """own [rows, groups, heads x T, d]; key, value [rows, groups, S, d]."""
+        query, keys, values, wide = _in_float64(own, key, value, mask)
+        found, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, keys, values, attn_mask=wide, scale=scale
+        )
+        output: torch.Tensor = found.to(own.dtype)
+        ctx.save_for_backward(own, key, value, mask, output, total.to(own.dtype))
+        ctx.scale = scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        own, key, value, mask, output, total = ctx.saved_tensors
+        to_own, to_key, to_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad.contiguous(), own, key, value, output, total, 0.0, False, attn_mask=mask, scale=ctx.scale
+        )
+        return to_own, to_key, to_value, None, None
 
 
 @cache
@@ -74,65 +114,26 @@ def block_mask(visible: torch.Tensor) -> BlockMask:
     return create_block_mask(sees, None, None, tokens, keys, device=str(visible.device))
 
 
-class _Merged(torch.autograd.Function):
-    """Two fused attentions put together by their log-sum-exps; holds no scores, forward or backward.
+def _merged(
+    own: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    trunk_key: torch.Tensor,
+    trunk_value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """Two fused attentions put together by their log-sum-exps; holds no scores, and has no gradient.
 
-    Backward: with the merged output and log-sum-exp in place of its own, each fused attention's gradient is exactly its
-    share of the whole's, since softmax weights and the row sums of grad x output are those of the whole.
+    own [rows, groups, heads x T, d]; key, value [rows, groups, S, d]; trunk_* [groups, P, d].
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        own: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        trunk_key: torch.Tensor,
-        trunk_value: torch.Tensor,
-        mask: torch.Tensor | None,
-        scale: float,
-    ) -> torch.Tensor:
-        """own [rows, groups, heads x T, d]; key, value [rows, groups, S, d]; trunk_* [groups, P, d]."""
-        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        over_trunk, trunk_sum = fused(_fold(own), trunk_key[None], trunk_value[None], scale=scale)
-        over_own, own_sum = fused(own, key, value, attn_mask=mask, scale=scale)
-        over_trunk, trunk_sum = _unfold(over_trunk, own), _unfold(trunk_sum[..., None], own)
-        own_sum = own_sum[..., None]
-        share = torch.sigmoid(trunk_sum - own_sum).to(own.dtype)
-        output: torch.Tensor = share * over_trunk + (1 - share) * over_own
-        ctx.save_for_backward(own, key, value, trunk_key, trunk_value, mask, output, trunk_sum.logaddexp(own_sum))
-        ctx.scale = scale
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        own, key, value, trunk_key, trunk_value, mask, output, total = ctx.saved_tensors
-        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        folded_grad, folded, folded_output, folded_total = (_fold(part) for part in (grad, own, output, total))
-        to_trunk, trunk_key_grad, trunk_value_grad = fused(
-            folded_grad,
-            folded,
-            trunk_key[None],
-            trunk_value[None],
-            folded_output,
-            folded_total[..., 0].contiguous(),
-            0.0,
-            False,
-            scale=ctx.scale,
-        )
-        to_own, key_grad, value_grad = fused(
-            grad.contiguous(),
-            own,
-            key,
-            value,
-            output,
-            total[..., 0].contiguous(),
-            0.0,
-            False,
-            attn_mask=mask,
-            scale=ctx.scale,
-        )
-        return _unfold(to_trunk, own) + to_own, key_grad, value_grad, trunk_key_grad[0], trunk_value_grad[0], None, None
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    over_trunk, trunk_sum = fused(_fold(own), trunk_key[None], trunk_value[None], scale=scale)
+    over_own, own_sum = fused(own, key, value, attn_mask=mask, scale=scale)
+    over_trunk, trunk_sum = _unfold(over_trunk, own), _unfold(trunk_sum[..., None], own)
+    share = torch.sigmoid(trunk_sum - own_sum[..., None]).to(own.dtype)
+    output: torch.Tensor = share * over_trunk + (1 - share) * over_own
+    return output
 
 
 def _fold(part: torch.Tensor) -> torch.Tensor:
@@ -155,7 +156,7 @@ def _joined(
     mask: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """The same as `_Merged` with one softmax over all scores written out; for devices without that fused kernel."""
+    """The same as `_merged` with one softmax over all scores written out; for devices without that fused kernel."""
     length = trunk_key.shape[1]
     shared = _unfold((_fold(own)[0] @ trunk_key.transpose(-1, -2))[None], own)
     scores = own @ key.transpose(-1, -2)
@@ -182,18 +183,22 @@ class SuffixCache:
 
     Stands where transformers expects a cache: the model calls `update` once a layer in each forward, which writes at
     the columns after `used`, in the rows that `focus` chose. The block, [layers, 2, rows, kv heads, columns, d], starts
-    uninitialised (on the CPU it costs memory only where it is written); `load` blanks what a row will never write.
+    uninitialised (on the CPU it costs memory only where it is written); `load` blanks what a row will never write. For
+    `exact` attention it holds float64, so that nothing is converted twice; `read` gives the model's type.
     """
 
     is_compileable = False
 
-    def __init__(self, model: Any, rows: int, columns: int) -> None:
+    def __init__(self, model: Any, rows: int, columns: int, *, exact: bool = False) -> None:
         config = model.config
         groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._block = torch.empty(
-            (config.num_hidden_layers, 2, rows, groups, columns, width), dtype=model.dtype, device=model.device
+            (config.num_hidden_layers, 2, rows, groups, columns, width),
+            dtype=torch.float64 if exact else model.dtype,
+            device=model.device,
         )
+        self._dtype = model.dtype
         self._first, self._last = 0, rows
         self.used = 0
 
@@ -227,8 +232,8 @@ class SuffixCache:
             start += piece.shape[-2]
 
     def read(self, row: int, first: int, last: int) -> torch.Tensor:
-        """Keys and values of a row's columns [first, last), a view [layers, 2, kv heads, last - first, d]."""
-        return self._block[:, :, row, :, first:last]
+        """Keys and values of a row's columns [first, last), [layers, 2, kv heads, last - first, d]; may be a view."""
+        return self._block[:, :, row, :, first:last].to(self._dtype)
 
     def move(self, targets: list[int], sources: list[int]) -> None:
         """Copy what rows `sources` hold to rows `targets`; no row may be both."""

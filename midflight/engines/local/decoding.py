@@ -37,12 +37,23 @@ class Arrivals:
 
 
 @torch.inference_mode()
-def generate(model: Any, tree: PrefixTree, masks: Masks, rows: list[Row], arrivals: Arrivals | None = None) -> None:
-    """Fill `ids`, `logprobs`, `forced` and `finish` of each row, and of those that arrive meanwhile."""
+def generate(
+    model: Any,
+    tree: PrefixTree,
+    masks: Masks,
+    rows: list[Row],
+    arrivals: Arrivals | None = None,
+    *,
+    exact: bool = False,
+) -> None:
+    """Fill `ids`, `logprobs`, `forced` and `finish` of each row, and of those that arrive meanwhile.
+
+    `exact`: attention in float64, see `attention`.
+    """
     room = max(row.sampling.max_tokens for row in rows)
     seats = len(rows) if arrivals is None else arrivals.most
     try:
-        trunk = make_trunk(model, tree, common_trunk(rows))
+        trunk = make_trunk(model, tree, common_trunk(rows), exact=exact)
         filled = fill(model, tree, trunk, rows, seats=seats, room=room if arrivals is None else LAPS * room)
         decode(model, tree, masks, filled, first_nodes(rows, masks, filled.prompts), arrivals)
     finally:

@@ -49,7 +49,8 @@ _Entry = tuple[Row, GenerateRequest, "asyncio.Future[Generation]"]
 class LocalEngine:
     """An `Engine` on a model in this process.
 
-    `continuous` admits requests into a running batch, and answers each as soon as it has ended. `around` is entered
+    `exact`, set while a trainer draws, has attention computed in float64 (`batch_invariant.py`). `continuous` admits
+    requests into a running batch, and answers each as soon as it has ended. `around` is entered
     for each batch (the frozen modules use it to switch an adapter off).
     """
 
@@ -68,6 +69,7 @@ class LocalEngine:
         self.tokenizer = loaded.tokenizer
         self.masks = Masks(loaded.tokenizer, int(loaded.model.config.vocab_size))
         self.weights_version = 0
+        self.exact = False
         self.generated_tokens = 0
         self._name = loaded.name
         self._encoder = PromptEncoder(loaded.tokenizer, chat_template=chat_template)
@@ -183,7 +185,7 @@ class LocalEngine:
         arrivals = Arrivals(self._next, self._take, ended, self._max_batch) if self._continuous else None
         with self._around():
             if is_ours(self.model):
-                generate(self.model, self._prefixes, self.masks, rows, arrivals)
+                generate(self.model, self._prefixes, self.masks, rows, arrivals, exact=self.exact)
             else:
                 generate_plain(self.model, self.masks, rows)
 

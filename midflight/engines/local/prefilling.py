@@ -23,15 +23,16 @@ LAST = torch.tensor([-1])
 
 @dataclass(frozen=True)
 class Trunk:
-    """What all prompts of a batch begin with, computed and held once."""
+    """What all prompts of a batch begin with, computed and held once. `exact` is how all behind it is computed."""
 
     ids: Ids
     layers: list[LayerKV]
+    exact: bool = False
 
     @property
     def arguments(self) -> dict[str, Any]:
         """What the model's forward is told of it."""
-        return {"trunk": self.layers} if self.ids else {}
+        return {"exact": self.exact, **({"trunk": self.layers} if self.ids else {})}
 
 
 @dataclass
@@ -74,14 +75,14 @@ def common_trunk(rows: list[Row]) -> Ids:
     return tuple(token for segment in first[:count] for token in segment)
 
 
-def make_trunk(model: Any, tree: PrefixTree, ids: Ids) -> Trunk:
+def make_trunk(model: Any, tree: PrefixTree, ids: Ids, *, exact: bool = False) -> Trunk:
     """Keys and values of `ids`, [kv heads, len(ids), d] a layer."""
     if not ids:
-        return Trunk(ids, [])
+        return Trunk(ids, [], exact)
     if tree.find(ids)[0] < len(ids):
-        prefill(model, tree, Trunk((), []), [ids])
+        prefill(model, tree, Trunk((), [], exact), [ids])
     whole = torch.cat(tree.find(ids)[1], dim=-2)
-    return Trunk(ids, [(key, value) for key, value in whole])
+    return Trunk(ids, [(key, value) for key, value in (whole.double() if exact else whole)], exact)
 
 
 def shared_runs(tree: PrefixTree, cut: int, rows: Iterable[Row]) -> list[Ids]:
@@ -120,7 +121,7 @@ def prefill(
     prompts = sorted(prompts, key=lambda prompt: len(prompt) - known[prompt][0])
     fresh = [len(prompt) - known[prompt][0] for prompt in prompts]
     width = max(end for end, _ in known.values()) - cut + fresh[-1]
-    cache = SuffixCache(model, max(rows, len(prompts)), width + room)
+    cache = SuffixCache(model, max(rows, len(prompts)), width + room, exact=trunk.exact)
     padding = torch.full((max(rows, len(prompts)), 1, 1, width + room), torch.finfo(dtype).min, dtype=dtype)
     logits = []
     heads = model.config.num_attention_heads
