@@ -59,10 +59,10 @@ from rollout_cost import Forwards, MatmulRates, counting, linear_weights
 from rollout_sweep import draw_sweep, render_sweep, sweep
 from rollout_work import Rollout, Timing, Workload
 
-from midflight.config import Recipe, load_recipe
 from midflight.engines.local.models import resolve
 from midflight.errors import UserError
 from midflight.evaluation.text import table
+from midflight.recipe import Recipe, load_recipe
 
 BATCH_SIZES = (8, 16, 32, 64)
 """Tried for `generate`."""

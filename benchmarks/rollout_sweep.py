@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from rollout_cost import counting
 from rollout_work import Call, Rollout, Timing, Workload, replay
 
-from midflight.config import Recipe
 from midflight.engines.base import Message
 from midflight.engines.local import LocalEngine
 from midflight.evaluation.plots import COLOURS
 from midflight.evaluation.text import table
+from midflight.recipe import Recipe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,12 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from midflight.agent.types import StopReason
-from midflight.building import assemble, check_prompt_fits, load_named, local_engine, toolset_of
-from midflight.config import Recipe
+from midflight.building import assemble, check_prompt_fits, local_engine, toolset_of
 from midflight.engines.base import Engine, GenerateRequest, Generation
 from midflight.engines.local import LocalEngine
 from midflight.errors import UserError
 from midflight.evaluating import file_tasks
+from midflight.loading import load_named
+from midflight.recipe import Recipe
 from midflight.rewards import score
 from midflight.seeds import derive
 from midflight.training.data import ListSource, TaskStream, atlas_source

@@ -18,14 +18,14 @@ from typing import Annotated
 
 import typer
 
-from midflight import __version__, recipes, signals
+from midflight import __version__, signals
 from midflight.agent.prompting import cut_middle
-from midflight.config import Recipe, load_recipe
 from midflight.engines.base import EngineError, PromptTooLong
 from midflight.errors import NO_ROOM, TrainingStopped, UserError
-from midflight.recipe_rules import EMBEDDED_MODEL
+from midflight.recipe import Recipe, load_recipe
+from midflight.recipe.resuming import check_run_folder, evaluates, going_on
+from midflight.recipe.rules import EMBEDDED_MODEL
 from midflight.rendering import printable
-from midflight.resuming import check_run_folder, evaluates, going_on
 from midflight.store.folder import RunFolder
 from midflight.store.seals import whole_checkpoints
 from midflight.tools.base import InfrastructureError
@@ -134,7 +134,7 @@ def solve(
     _check_model(model)
     _refuse_training(overrides or (), "solve")
     run_recipe = model if model is not None and (Path(model) / "recipe.yaml").is_file() else "quickstart"
-    settings = recipes.load(recipe or run_recipe, overrides or (), tasks=False, training=False)
+    settings = load_recipe(recipe or run_recipe, overrides or (), tasks=False, training=False)
 
     from midflight.agent.types import Query, Turn
     from midflight.building import build_agent
@@ -275,7 +275,7 @@ def evaluate(
     """Measure a model on the recipe's held-out questions."""
     _check_model(model)
     _refuse_training(overrides or (), "eval")
-    settings = recipes.load(recipe, overrides or (), training=False)
+    settings = load_recipe(recipe, overrides or (), training=False)
     if model is None and settings.agent.planner.engine is None:
         raise UserError(f"--model: missing, as agent.planner.engine = null; name one, such as --model {EMBEDDED_MODEL}")
 
@@ -288,7 +288,7 @@ def evaluate(
 
 def _check_model(model: str | None) -> None:
     if model is not None:
-        from midflight.recipe_rules import check_model_name
+        from midflight.recipe.rules import check_model_name
 
         check_model_name(model, f"--model {model}")
 

@@ -20,11 +20,11 @@ from midflight.evaluation.credit import Change, TrajectoryCredit, counted, group
 from midflight.evaluation.plots import write_credit_plot
 from midflight.evaluation.statistics import Estimate
 from midflight.evaluation.text import table
-from midflight.own import check_kept_tools, own_tools
 from midflight.progress import Progress
-from midflight.recipe_rules import check
+from midflight.recipe.own import check_kept_tools, own_tools
+from midflight.recipe.resuming import read_recipe
+from midflight.recipe.rules import check
 from midflight.rendering import plain
-from midflight.resuming import read_recipe
 from midflight.rewards import checker_fault, score
 from midflight.store import PhaseLine, RunFolder, Store, TrajectoryRecord
 from midflight.tools.base import Tool
@@ -149,7 +149,8 @@ def _continued(
     check_kept_tools(RunFolder(run), recipe, own_tools(recipe, how.tools))
     check(recipe, own_tools=[tool.name for tool in how.tools], own_tasks=True)
 
-    from midflight.building import build_agent, trained_folder
+    from midflight.building import build_agent
+    from midflight.loading import trained_folder
 
     model = how.model or str(trained_folder(run, progress.note))
     seed = recipe.seed if how.seed is None else how.seed

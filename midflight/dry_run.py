@@ -14,10 +14,10 @@ from pathlib import Path
 
 import yaml
 
-from midflight.config import Recipe, resolved
-from midflight.recipe_rules import EMBEDDED_MODEL, is_task_file
-from midflight.resuming import read_recipe
-from midflight.tool_rules import has_frozen_models
+from midflight.recipe import Recipe, resolved
+from midflight.recipe.resuming import read_recipe
+from midflight.recipe.rules import EMBEDDED_MODEL, is_task_file
+from midflight.recipe.tool_rules import has_frozen_models
 from midflight.training.packing import SCORED_AT_ONCE
 
 BYTES = {"float32": 4, "bfloat16": 2}

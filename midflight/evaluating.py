@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from midflight.config import HeldOutTasks, Recipe, TaskSource
 from midflight.errors import UserError
 from midflight.evaluation.report import comparison_table
 from midflight.evaluation.runner import evaluate
 from midflight.evaluation.statistics import summarise
 from midflight.progress import Progress
-from midflight.recipe_rules import is_task_file
+from midflight.recipe import Recipe
+from midflight.recipe.config import HeldOutTasks, TaskSource
+from midflight.recipe.rules import is_task_file
 from midflight.rewards import score
 from midflight.tasks import Task, atlas_tasks, load_tasks
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import yaml
 
-from midflight import recipes
 from midflight.building import Closable, context_of, tool_engine
-from midflight.config import Recipe
 from midflight.engines.base import Engine
 from midflight.errors import UserError
+from midflight.recipe import Recipe, load_recipe
 from midflight.rendering import printable
 from midflight.tools import BUILTIN, FINISH, Scope, Tool, ToolResult, Toolset, make_toolset, options_of, tool_info
 from midflight.tools.own import is_own, load_own
@@ -73,7 +72,7 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Too
     servers: dict[str, Any] = {}
     names = [name]
     if recipe is not None:
-        loaded = recipes.load(recipe, tasks=False, training=False)
+        loaded = load_recipe(recipe, tasks=False, training=False)
         agent = loaded.agent
         given = dict(agent.tool_options)
         server = name.partition(".")[0]

@@ -16,10 +16,10 @@ import yaml
 import midflight
 from midflight.agent.types import Action, Answer, Query, StopReason, ToolResult, Trajectory, Turn, Verdict
 from midflight.cli import run
-from midflight.config import load_recipe, resolved
 from midflight.engines.base import FinishReason, Generation
 from midflight.engines.http import Ledger
 from midflight.errors import TrainingStopped, UserError
+from midflight.recipe import load_recipe, resolved
 from tests.training.recorded import act, entry, record_run
 
 Stub = Callable[..., types.ModuleType]
@@ -154,7 +154,7 @@ def test_bad_input_is_one_line_and_code_2(
 
 @pytest.mark.usefixtures("no_work")
 def test_an_unknown_tool(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("midflight.recipe_rules.builtin_tools", lambda: ["calculator", "capital"])
+    monkeypatch.setattr("midflight.recipe.rules.builtin_tools", lambda: ["calculator", "capital"])
     assert run(["train", "quickstart", "agent.tools=[capitol]"]) == 2
     assert line(capsys) == (
         "midflight: agent.tools = [capitol]: unknown tool capitol; did you mean capital? "

@@ -20,10 +20,10 @@ import midflight
 from midflight.agent import AgentFlow, Query, StopReason, Trajectory
 from midflight.api import credit
 from midflight.cli import run
-from midflight.config import load_recipe, resolved
 from midflight.engines.base import EngineError, GenerateRequest
 from midflight.errors import UserError
 from midflight.evaluation import monte_carlo_credit
+from midflight.recipe import load_recipe, resolved
 from midflight.rewards import score
 from midflight.store import NewTrajectory, Store
 from midflight.tasks.base import Task
@@ -121,8 +121,8 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Builder]:
     stand_in = Builder()
     module = types.ModuleType("midflight.building")
     module.build_agent = stand_in.build_agent  # type: ignore[attr-defined]
-    module.trained_folder = lambda path, say: path / "checkpoints/step-00009"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "midflight.building", module)
+    monkeypatch.setattr("midflight.loading.trained_folder", lambda path, say: path / "checkpoints/step-00009")
     yield stand_in
     assert stand_in.closed == len(stand_in.calls)
 

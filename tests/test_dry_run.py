@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from midflight.config import load_recipe
 from midflight.dry_run import (
     CACHE,
     EMBEDDED_SHAPE,
@@ -19,6 +18,7 @@ from midflight.dry_run import (
     shape_of,
     supervised_arithmetic,
 )
+from midflight.recipe import load_recipe
 
 
 def test_the_embedded_model_has_its_published_size() -> None:

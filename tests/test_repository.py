@@ -14,8 +14,8 @@ import pytest
 from midflight.agent.examples import worked_examples
 from midflight.agent.memory import render_turn
 from midflight.agent.types import Action, ToolResult
-from midflight.config import Recipe
-from midflight.recipes import _paths
+from midflight.recipe import Recipe
+from midflight.recipe.reading import _paths
 from midflight.tasks import AtlasSampler, load_tasks
 from midflight.tasks.atlas import KINDS
 from midflight.tools import BUILTIN

@@ -9,7 +9,7 @@ import pytest
 
 from midflight.cli import run
 from midflight.tools import BUILTIN
-from tests.test_config import MINIMAL
+from tests.recipe.test_config import MINIMAL
 from tests.tools.test_options import OWN
 from tests.tools.web.serving import Reply, serving
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from midflight.engine_config import EngineConfig
+from midflight.engines.config import EngineConfig
 from midflight.engines.http import Client, Ledger, Limits, Patience, Prices, ResponseCache
 from midflight.engines.litellm import LiteLLMEngine
 from midflight.engines.openai import Endpoint, OpenAIEngine, TextEngine

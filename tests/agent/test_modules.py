@@ -194,7 +194,7 @@ def test_the_rule_generator_answers_with_the_last_calls_result_or_with_nothing()
 
 
 def test_the_agent_starts_without_torch_and_without_recipes() -> None:
-    heavy = ("torch", "transformers", "midflight.config")
+    heavy = ("torch", "transformers", "midflight.recipe")
     code = f"import sys, midflight.agent; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

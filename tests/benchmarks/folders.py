@@ -19,9 +19,9 @@ from midflight.agent.types import (
     Turn,
     Verdict,
 )
-from midflight.config import load_recipe, resolved
 from midflight.engines.base import FinishReason
 from midflight.evaluation import Scored, summarise, write_report
+from midflight.recipe import load_recipe, resolved
 from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
 from midflight.tasks.base import Task
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from midflight.config import RecipeError
 from midflight.errors import TrainingStopped, UserError
+from midflight.recipe import RecipeError
 from midflight.store import RunFolder, Store, read_metrics
 from midflight.tasks.base import Task
 from tests.training.test_trainer import TASKS, recipe, run

@@ -15,13 +15,14 @@ from pydantic import Field
 from midflight.agent import Query
 from midflight.agent.types import Trajectory
 from midflight.api import recipe_for
-from midflight.building import assemble, build_agent, load_named, load_trained, local_engine, toolset_of
-from midflight.config import Recipe, RecipeError
+from midflight.building import assemble, build_agent, local_engine, toolset_of
 from midflight.engines.local import LocalEngine
 from midflight.engines.local.grammar import GrammarError
 from midflight.errors import UserError
+from midflight.loading import load_named, load_trained
 from midflight.progress import Progress
-from midflight.recipes import pin_model
+from midflight.recipe import Recipe, RecipeError
+from midflight.recipe.reading import pin_model
 from midflight.store import RunFolder, Store, read_metrics
 from midflight.tasks.base import Task
 from midflight.tools import tool

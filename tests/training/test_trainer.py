@@ -12,9 +12,9 @@ from pydantic import Field
 from safetensors.torch import load_file
 
 from midflight.api import recipe_for
-from midflight.config import Recipe, RecipeError
 from midflight.errors import TrainingStopped, UserError
 from midflight.progress import Progress
+from midflight.recipe import Recipe, RecipeError
 from midflight.store import RunFolder, Store, read_metrics
 from midflight.tasks.base import Task
 from midflight.tools import tool

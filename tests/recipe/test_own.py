@@ -9,10 +9,10 @@ import yaml
 
 from midflight.api import recipe_for
 from midflight.cli import run
-from midflight.config import Recipe, RecipeError, load_recipe, resolved
 from midflight.errors import UserError
-from midflight.own import check_kept_tools, keep_tasks, keep_tools, own_tools, with_own_tasks
-from midflight.resuming import first_change, read_recipe, save_recipe
+from midflight.recipe import Recipe, RecipeError, load_recipe, resolved
+from midflight.recipe.own import check_kept_tools, keep_tasks, keep_tools, own_tools, with_own_tasks
+from midflight.recipe.resuming import first_change, read_recipe, save_recipe
 from midflight.store import RunFolder
 from midflight.tasks import Task, load_tasks
 from midflight.tools import tool

@@ -21,9 +21,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from midflight.config import Recipe, RecipeError
-from midflight.own import check_kept_tools
-from midflight.recipe_rules import check, is_task_file
+from midflight.recipe.config import Recipe, RecipeError
+from midflight.recipe.own import check_kept_tools
+from midflight.recipe.rules import check, is_task_file
 from midflight.store.folder import RunFolder
 from midflight.store.seals import newest_whole
 from midflight.tools import BUILTIN
@@ -63,8 +63,14 @@ COMMON_NAMES = {
 WRITE = "write key=value, with no spaces around '=', such as training.steps=10"
 
 
-def load(path: str, overrides: Sequence[str] = (), *, tasks: bool = True, training: bool = True) -> Recipe:
-    """See `midflight.config.load_recipe`. Without `tasks` or `training` what only they use goes unchecked."""
+def load_recipe(path: str, overrides: Sequence[str] = (), *, tasks: bool = True, training: bool = True) -> Recipe:
+    """Read a YAML recipe and apply dotted overrides such as `training.learning_rate=1e-5`.
+
+    Without `tasks` or `training` what only they use goes unchecked.
+
+    Raises:
+        RecipeError: unreadable file, unknown key (with the nearest valid one), bad value, or a broken cross-field rule.
+    """
     file = find(path)
     data = read_yaml(file)
     anchor_paths(data, file.resolve().parent)
@@ -96,7 +102,7 @@ def pin_model(recipe: Recipe) -> Recipe:
 
 def folders() -> list[Path]:
     """Where a bare recipe name is looked up: `recipes` here, beside a checkout's package, in a wheel."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     return [Path("recipes"), package.parent / "recipes", package / "recipes_data"]
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from midflight.config import Recipe, RecipeError
 from midflight.errors import UserError
+from midflight.recipe.config import Recipe, RecipeError
 from midflight.sandbox.options import SandboxOptions
 from midflight.tools import BUILTIN, ToolOptions, read_options
 from midflight.tools.mcp import McpServer

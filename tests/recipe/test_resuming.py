@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from midflight.config import Recipe, load_recipe
 from midflight.errors import UserError
-from midflight.recipes import show
-from midflight.resuming import check_run_folder, first_change, read_recipe, save_recipe
+from midflight.recipe import Recipe, load_recipe
+from midflight.recipe.reading import show
+from midflight.recipe.resuming import check_run_folder, first_change, read_recipe, save_recipe
 from midflight.store import RunFolder
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from midflight.engine_config import BudgetConfig, EngineConfig
+from midflight.engines.config import BudgetConfig, EngineConfig
 from midflight.errors import UserError
 from midflight.sandbox.options import SandboxOptions
 from midflight.section import Section
@@ -336,17 +336,6 @@ class Recipe(Section):
 
 class RecipeError(UserError):
     """A recipe or an override is wrong; the message is one line: key, value, what to do."""
-
-
-def load_recipe(path: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """Read a YAML recipe and apply dotted overrides such as `training.learning_rate=1e-5`.
-
-    Raises:
-        RecipeError: unreadable file, unknown key (with the nearest valid one), bad value, or a broken cross-field rule.
-    """
-    from midflight import recipes  # it needs the models above
-
-    return recipes.load(path, overrides)
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from midflight.config import Recipe, resolved
 from midflight.errors import UserError
-from midflight.own import check_kept_tools, kept_tools
-from midflight.recipes import PATH_KEYS, anchor_paths, path_at, read_yaml, show, validate
+from midflight.recipe.config import Recipe, resolved
+from midflight.recipe.own import check_kept_tools, kept_tools
+from midflight.recipe.reading import PATH_KEYS, anchor_paths, path_at, read_yaml, show, validate
 from midflight.store.folder import RunFolder
 
 OPERATION = (

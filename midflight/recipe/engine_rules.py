@@ -1,6 +1,6 @@
 """Rules for a recipe's engines: which module may use which, and which keys a provider has a use for.
 
-Invariant: as in `recipe_rules`; and a key's value is never shown where a secret could have been put by mistake.
+Invariant: as in `rules`; and a key's value is never shown where a secret could have been put by mistake.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import difflib
 import re
 from urllib.parse import urlsplit
 
-from midflight.config import ModelConfig, Recipe, RecipeError
-from midflight.engine_config import EngineConfig
-from midflight.tool_rules import tool_engines
+from midflight.engines.config import EngineConfig
+from midflight.recipe.config import ModelConfig, Recipe, RecipeError
+from midflight.recipe.tool_rules import tool_engines
 
 _UNUSED = {
     "openai": ("tokenizer",),

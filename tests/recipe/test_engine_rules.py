@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from midflight.config import RecipeError, load_recipe
-from midflight.recipes import load
-from midflight.resuming import first_change
+from midflight.recipe import RecipeError, load_recipe
+from midflight.recipe.resuming import first_change
 
 SERVED = """\
 name: served
@@ -33,13 +32,13 @@ def recipe(tmp_path: Path) -> Path:
 
 def refused(recipe: Path, *overrides: str, training: bool = False) -> str:
     with pytest.raises(RecipeError) as caught:
-        load(str(recipe), overrides, training=training)
+        load_recipe(str(recipe), overrides, training=training)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_modules_share_an_engine_by_name(recipe: Path) -> None:
-    agent = load(str(recipe), training=False).agent
+    agent = load_recipe(str(recipe), training=False).agent
     assert {name: module.engine for name, module in agent.language_models.items()} == {
         "planner": "judge",
         "verifier": "judge",
@@ -134,7 +133,7 @@ def test_a_key_put_in_place_of_its_variable_is_not_repeated(recipe: Path) -> Non
 
 
 def test_what_cannot_train_is_refused_as_planner_in_training_alone(recipe: Path) -> None:
-    load(str(recipe), training=False)
+    load_recipe(str(recipe), training=False)
     assert refused(recipe, training=True) == (
         "agent.planner.engine = judge: provider openai gives no token ids and no log-probs of the drawn distribution, "
         "and without them nothing can train; set agent.planner.engine=null, or give it a vllm engine (midflight solve "
@@ -166,7 +165,7 @@ def test_a_vllm_planner_trains_without_truncation(recipe: Path) -> None:
             f"{key}.engine = judge: is the planner's, which draws from the weights under training; name a second "
             "engine there, with base_url and model as those of engines.judge for the untrained model"
         )
-        load(str(recipe), [served, *overrides], training=False)
+        load_recipe(str(recipe), [served, *overrides], training=False)
     assert "set agent.planner.top_p=1 and agent.planner.top_k=0" in refused(
         recipe, served, "agent.planner.top_p=0.9", training=True
     )
@@ -177,23 +176,24 @@ def test_a_vllm_planner_trains_without_truncation(recipe: Path) -> None:
 
 def test_a_resume_may_move_an_engine_and_its_budget_but_not_change_what_it_is(recipe: Path) -> None:
     def change(*overrides: str) -> object:
-        return first_change(load(str(recipe), training=False), load(str(recipe), overrides, training=False))
+        before, after = (load_recipe(str(recipe), given, training=False) for given in ((), overrides))
+        return first_change(before, after)
 
     assert change("engines.judge.base_url=http://elsewhere/v1", "engines.judge.retries=9", "budget.tokens=5") is None
     assert change("engines.judge.model=n") == ("engines.judge.model", "m", "n")
 
 
 def test_the_recipe_of_the_page_on_engines_loads(tmp_path: Path) -> None:
-    page = (Path(__file__).resolve().parents[1] / "docs" / "engines.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
     strong, sampler = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "strong.yaml").write_text(strong)
-    load(str(tmp_path / "strong.yaml"), tasks=False, training=False)
+    load_recipe(str(tmp_path / "strong.yaml"), tasks=False, training=False)
     rest = (
         "  executor: {kind: direct}\n  verifier: {kind: rule}\n  generator: {kind: last_result}\n"
         "  tools: [calculator]\nname: s\n"
     )
     (tmp_path / "sampler.yaml").write_text(sampler + rest)
-    load(str(tmp_path / "sampler.yaml"))
+    load_recipe(str(tmp_path / "sampler.yaml"))
 
 
 def test_a_budget_needs_a_server(recipe: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from midflight.config import Recipe, RecipeError, load_recipe, resolved
 from midflight.errors import UserError
-from midflight.recipe_rules import check
-from midflight.recipes import COMMON_NAMES, _paths, read_yaml, shipped, validate
+from midflight.recipe import Recipe, RecipeError, load_recipe, resolved
+from midflight.recipe.reading import COMMON_NAMES, _paths, read_yaml, shipped, validate
+from midflight.recipe.rules import check
 
 MINIMAL = """\
 name: small
@@ -291,7 +291,7 @@ def test_a_task_file_is_read_before_any_work(small: Path, tmp_path: Path) -> Non
 
 
 def test_an_unknown_tool_lists_the_valid_ones(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midflight.recipe_rules.builtin_tools", lambda: ["calculator", "capital"])
+    monkeypatch.setattr("midflight.recipe.rules.builtin_tools", lambda: ["calculator", "capital"])
     assert refused(small, "agent.tools=[calculater]") == (
         "agent.tools = [calculater]: unknown tool calculater; did you mean calculator? "
         "tools that exist: calculator, capital"
@@ -299,7 +299,7 @@ def test_an_unknown_tool_lists_the_valid_ones(small: Path, monkeypatch: pytest.M
 
 
 def test_tools_given_as_objects_are_known(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midflight.recipe_rules.builtin_tools", lambda: ["calculator"])
+    monkeypatch.setattr("midflight.recipe.rules.builtin_tools", lambda: ["calculator"])
     data = resolved(load_recipe(str(small)))
     data["agent"]["tools"] = ["mine"]
     recipe: Recipe = validate(data)

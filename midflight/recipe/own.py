@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 
-from midflight.config import HeldOutTasks, Recipe, RecipeError, TaskSource
 from midflight.errors import UserError
+from midflight.recipe.config import HeldOutTasks, Recipe, RecipeError, TaskSource
 from midflight.store.folder import RunFolder
 from midflight.tasks.base import Task
 from midflight.tasks.jsonl import to_jsonl

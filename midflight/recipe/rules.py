@@ -16,11 +16,11 @@ from pydantic import BaseModel
 
 from midflight.agent.examples import worked_examples
 from midflight.agent.prompting import template_fault
-from midflight.config import AgentConfig, ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
-from midflight.engine_rules import check_engines
+from midflight.recipe.config import AgentConfig, ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
+from midflight.recipe.engine_rules import check_engines
+from midflight.recipe.tool_rules import check_sandbox, check_servers, check_tools
 from midflight.tasks import load_tasks
 from midflight.tasks.atlas import KINDS
-from midflight.tool_rules import check_sandbox, check_servers, check_tools
 from midflight.tools import BUILTIN
 
 EMBEDDED_MODEL = "smollm2-135m"
