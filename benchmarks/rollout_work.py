@@ -16,7 +16,7 @@ from midflight.building import assemble, check_prompt_fits, local_engine, toolse
 from midflight.engines.base import Engine, GenerateRequest, Generation
 from midflight.engines.local import LocalEngine
 from midflight.errors import UserError
-from midflight.evaluating import file_tasks
+from midflight.evaluation.held_out import file_tasks
 from midflight.loading import load_named
 from midflight.recipe import Recipe
 from midflight.rewards import score

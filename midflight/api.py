@@ -184,7 +184,7 @@ def credit(
     """
     check_tools(tools)
 
-    from midflight.crediting import Continuing, credit_trajectory
+    from midflight.evaluation.crediting import Continuing, credit_trajectory
     from midflight.progress import Progress
 
     how = Continuing(continuations, model, seed, tools)

@@ -19,7 +19,7 @@ from midflight.building import assemble, toolset_of
 from midflight.engines.base import FinishReason, Generation
 from midflight.engines.local import LocalEngine
 from midflight.errors import UserError
-from midflight.evaluating import listed_tasks
+from midflight.evaluation.held_out import listed_tasks
 from midflight.recipe import Recipe
 from midflight.recipe.config import TrainingConfig
 from midflight.store import RunFolder, Store

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from midflight.errors import UserError
-from midflight.evaluating import listed_tasks
+from midflight.evaluation.held_out import listed_tasks
 from midflight.progress import Progress
 from midflight.recipe import Recipe, RecipeError
 from midflight.recipe.own import own_tools

@@ -11,7 +11,7 @@ from typing import Any
 
 from midflight.agent.types import StopReason, Trajectory
 from midflight.errors import TrainingStopped
-from midflight.evaluating import file_tasks, listed_tasks
+from midflight.evaluation.held_out import file_tasks, listed_tasks
 from midflight.progress import Bar, Progress
 from midflight.recipe import Recipe
 from midflight.recipe.own import keep_tasks, own_tools, with_own_tasks

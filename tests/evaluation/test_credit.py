@@ -355,7 +355,7 @@ def test_the_plot_shows_states_group_and_turning_point(tmp_path: Path) -> None:
 
 def test_neither_torch_nor_matplotlib_is_imported() -> None:
     code = (
-        "import sys, midflight.evaluation.credit, midflight.crediting\n"
+        "import sys, midflight.evaluation.credit, midflight.evaluation.crediting\n"
         "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

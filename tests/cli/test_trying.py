@@ -100,7 +100,7 @@ def test_the_engine_of_the_recipe_is_asked(capsys: pytest.CaptureFixture[str], f
 
 def test_tools_of_a_server_by_the_recipe(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     pytest.importorskip("mcp")
-    server = Path(__file__).parent / "tools" / "mcp_server.py"
+    server = Path(__file__).parents[1] / "tools" / "mcp_server.py"
     (folder / "r.yaml").write_text(
         MINIMAL.replace("[calculator]", f"[]\n  mcp_servers: {{shop: {{command: ['{sys.executable}', '{server}']}}}}")
     )

@@ -173,7 +173,7 @@ def _questions(recipe: Recipe) -> int:
     if not is_task_file(held_out.family):
         assert held_out.count is not None, "recipe_rules.check lets no endless source through"
         return held_out.count
-    from midflight.evaluating import listed_tasks
+    from midflight.evaluation.held_out import listed_tasks
 
     return len(listed_tasks(held_out))
 

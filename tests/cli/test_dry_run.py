@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midflight.dry_run import (
+from midflight.cli.dry_run import (
     CACHE,
     EMBEDDED_SHAPE,
     SAMPLED,

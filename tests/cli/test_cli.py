@@ -56,7 +56,7 @@ def no_work(stub: Stub) -> None:
     stub("midflight.training.trainer", train=never)
     stub("midflight.training.sft", sft=never)
     stub("midflight.building", build_agent=never)
-    stub("midflight.evaluating", evaluate_model=never, listed_tasks=lambda source: [])
+    stub("midflight.evaluation.held_out", evaluate_model=never, listed_tasks=lambda source: [])
     stub("midflight.progress", Progress=object)
 
 
@@ -343,7 +343,7 @@ def test_a_full_disk_is_one_line(stub: Stub, error: OSError, said: str, capsys: 
     def evaluate_model(*_: Any) -> None:
         raise error
 
-    stub("midflight.evaluating", evaluate_model=evaluate_model)
+    stub("midflight.evaluation.held_out", evaluate_model=evaluate_model)
     stub("midflight.progress", Progress=object)
     assert run(["eval", "quickstart", "--model", "smollm2-135m"]) == 1
     assert line(capsys) == f"midflight: {said}"
@@ -351,7 +351,7 @@ def test_a_full_disk_is_one_line(stub: Stub, error: OSError, said: str, capsys: 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_eval_prints_a_table_or_json(stub: Stub, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    stub("midflight.evaluating", evaluate_model=lambda recipe, model, progress: (f"{model} 50", {"n": 2}))
+    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (f"{model} 50", {"n": 2}))
     stub("midflight.progress", Progress=object)
     assert run(["eval", "quickstart", "--model", "smollm2-135m", *(["--json"] if as_json else [])]) == 0
     assert capsys.readouterr().out == ('{"n": 2}\n' if as_json else "smollm2-135m 50\n")
@@ -399,7 +399,7 @@ def test_help_shows_a_change_that_does_something(
 
 
 def test_asking_needs_no_setting_of_training(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    stub("midflight.evaluating", evaluate_model=lambda recipe, model, progress: (recipe.model.dtype, {}))
+    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (recipe.model.dtype, {}))
     stub("midflight.progress", Progress=object)
     half = ["quickstart", "model.dtype=bfloat16"]  # which training refuses without another training.max_drift
     assert run(["eval", *half, "--model", "smollm2-135m", "train_tasks.kinds=[capital]"]) == 0
