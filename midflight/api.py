@@ -14,9 +14,10 @@ from midflight.agent.types import Query, Trajectory, Turn
 from midflight.errors import UserError
 from midflight.recipe import Recipe
 from midflight.recipe.own import check_kept_tools, check_tools, own_tools
-from midflight.recipe.reading import apply_overrides, load_recipe, pin_model, validate
+from midflight.recipe.reading import apply_overrides, load_recipe, pin_model
 from midflight.recipe.resuming import read_recipe
 from midflight.recipe.rules import check, check_model_name
+from midflight.recipe.validating import validate
 from midflight.store.folder import RunFolder
 from midflight.tasks.base import Task
 from midflight.tasks.jsonl import check_tasks

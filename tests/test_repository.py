@@ -15,7 +15,7 @@ from midflight.agent.examples import worked_examples
 from midflight.agent.memory import render_turn
 from midflight.agent.types import Action, ToolResult
 from midflight.recipe import Recipe
-from midflight.recipe.reading import _paths
+from midflight.recipe.validating import key_paths
 from midflight.tasks import AtlasSampler, load_tasks
 from midflight.tasks.atlas import KINDS
 from midflight.tools import BUILTIN
@@ -78,7 +78,7 @@ def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
     page = (ROOT / "docs" / "recipe.md").read_text()
     assert page == printed, "run: python scripts/recipe_reference.py > docs/recipe.md"
     keys = re.findall(r"^\| `([a-zA-Z_.]+)` \|", page, re.MULTILINE)
-    paths = _paths(Recipe, "")
+    paths = key_paths(Recipe, "")
     assert sorted(keys) == sorted(path for path in paths if not any(other.startswith(f"{path}.") for other in paths))
     for row in (
         "| `seed` | integer | `0` | ",

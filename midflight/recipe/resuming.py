@@ -17,7 +17,8 @@ import yaml
 from midflight.errors import UserError
 from midflight.recipe.config import Recipe, resolved
 from midflight.recipe.own import check_kept_tools, kept_tools
-from midflight.recipe.reading import PATH_KEYS, anchor_paths, path_at, read_yaml, show, validate
+from midflight.recipe.reading import PATH_KEYS, anchor_paths, path_at, read_yaml
+from midflight.recipe.validating import show, validate
 from midflight.store.folder import RunFolder
 
 OPERATION = (

@@ -9,8 +9,9 @@ import pytest
 
 from midflight.errors import UserError
 from midflight.recipe import Recipe, RecipeError, load_recipe, resolved
-from midflight.recipe.reading import COMMON_NAMES, _paths, read_yaml, shipped, validate
+from midflight.recipe.reading import read_yaml, shipped
 from midflight.recipe.rules import check
+from midflight.recipe.validating import COMMON_NAMES, key_paths, validate
 
 MINIMAL = """\
 name: small
@@ -185,7 +186,7 @@ def test_an_override_that_is_wrong(small: Path, override: str, message: str) -> 
 
 
 def test_every_common_name_stands_for_a_key_and_is_none_itself() -> None:
-    paths = set(_paths(Recipe, ""))
+    paths = set(key_paths(Recipe, ""))
     assert set(COMMON_NAMES.values()) <= paths
     assert set(COMMON_NAMES) & {path.rpartition(".")[2] for path in paths} == {"batch_size"}  # sft.batch_size
 

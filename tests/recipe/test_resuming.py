@@ -9,8 +9,8 @@ import pytest
 
 from midflight.errors import UserError
 from midflight.recipe import Recipe, load_recipe
-from midflight.recipe.reading import show
 from midflight.recipe.resuming import check_run_folder, first_change, read_recipe, save_recipe
+from midflight.recipe.validating import show
 from midflight.store import RunFolder
 
 
