@@ -27,8 +27,8 @@ from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory
 from midflight.engines.base import Engine, Sampling
 from midflight.engines.http import Ledger
-from midflight.engines.openai import TextEngine
 from midflight.engines.remote import remote_engine
+from midflight.engines.served import ServedEngine
 from midflight.errors import UserError
 from midflight.loading import load_named, load_trained
 from midflight.progress import Progress
@@ -278,7 +278,7 @@ def engines_of(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> N
         UserError: an environment variable is missing, or a model cannot be loaded.
     """
     ledger = Ledger(tokens=recipe.budget.tokens, money=recipe.budget.money)
-    made: dict[str, LocalEngine | TextEngine] = {}
+    made: dict[str, LocalEngine | ServedEngine] = {}
     closing: list[Closable] = []
     with ExitStack() as opened:
         opened.callback(close_all, closing)
@@ -293,7 +293,7 @@ def engines_of(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> N
 
 def _engine(
     recipe: Recipe, name: str, ledger: Ledger, say: Callable[[str], None]
-) -> tuple[LocalEngine | TextEngine, Sequence[Closable]]:
+) -> tuple[LocalEngine | ServedEngine, Sequence[Closable]]:
     """One of the recipe's `engines`, and what is to be closed behind it."""
     settings = recipe.engines[name]
     if settings.provider != "local":
@@ -305,8 +305,8 @@ def _engine(
     return loaded, [loaded]
 
 
-def _used(engine: LocalEngine | TextEngine, user: str) -> Engine:
-    return engine.for_module(user) if isinstance(engine, TextEngine) else engine
+def _used(engine: LocalEngine | ServedEngine, user: str) -> Engine:
+    return engine.for_module(user) if isinstance(engine, ServedEngine) else engine
 
 
 def tool_engine(
