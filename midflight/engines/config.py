@@ -8,6 +8,21 @@ from pydantic import Field
 
 from midflight.section import Section
 
+OPERATION = (
+    "base_url",
+    "key_variable",
+    "concurrency",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "retries",
+    "attempt_seconds",
+    "total_seconds",
+    "prompt_price",
+    "completion_price",
+    "cache",
+)
+"""Keys of how a server is reached, how much at a time and at what price: none changes what is drawn."""
+
 
 class EngineConfig(Section):
     """One language model that modules name by `engine`; any number of them, each under a name of your choice. See

@@ -5,11 +5,11 @@ Invariant: as in `rules`; and a key's value is never shown where a secret could 
 
 from __future__ import annotations
 
-import difflib
 import re
 from urllib.parse import urlsplit
 
-from midflight.engines.config import EngineConfig
+from midflight.engines.config import OPERATION, EngineConfig
+from midflight.errors import did_you_mean
 from midflight.recipe.config import ModelConfig, Recipe, RecipeError
 from midflight.recipe.tool_rules import tool_engines
 
@@ -17,23 +17,7 @@ _UNUSED = {
     "openai": ("tokenizer",),
     "litellm": ("tokenizer", "api"),
     "vllm": ("structured", "max_tokens_field", "cache"),
-    "local": (
-        "base_url",
-        "key_variable",
-        "api",
-        "structured",
-        "max_tokens_field",
-        "tokenizer",
-        "concurrency",
-        "requests_per_minute",
-        "tokens_per_minute",
-        "retries",
-        "attempt_seconds",
-        "total_seconds",
-        "prompt_price",
-        "completion_price",
-        "cache",
-    ),
+    "local": (*OPERATION, "api", "structured", "max_tokens_field", "tokenizer"),
 }
 """Keys that a provider has no use for."""
 _NAME = re.compile(r"[a-z0-9_-]+")
@@ -52,8 +36,7 @@ def check_engines(recipe: Recipe, *, training: bool) -> None:
     models = recipe.agent.language_models
     for module, settings in models.items():
         if settings.engine is not None and settings.engine not in recipe.engines:
-            near = difflib.get_close_matches(settings.engine, recipe.engines, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(settings.engine, recipe.engines)
             known = ", ".join(recipe.engines) or "none"
             raise RecipeError(
                 f"agent.{module}.engine = {settings.engine}: no such engine; {hint}engines of this recipe: {known}"

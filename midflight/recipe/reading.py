@@ -7,7 +7,6 @@ Paths inside a recipe are relative to its file, paths in an override to the curr
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from midflight.errors import did_you_mean
 from midflight.recipe.config import Recipe, RecipeError
 from midflight.recipe.own import check_kept_tools
 from midflight.recipe.rules import check, is_task_file
@@ -103,8 +103,7 @@ def find(path: str) -> Path:
                 if file.is_file():
                     return file
     names = shipped()
-    near = difflib.get_close_matches(given.stem, names, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    hint = did_you_mean(given.stem, names)
     raise RecipeError(f"recipe {path}: no such file or recipe; {hint}recipes that exist: {', '.join(names) or 'none'}")
 
 

@@ -14,27 +14,13 @@ from typing import Any
 
 import yaml
 
+from midflight.engines.config import OPERATION
 from midflight.errors import UserError
 from midflight.recipe.config import Recipe, resolved
 from midflight.recipe.own import check_kept_tools, kept_tools
 from midflight.recipe.reading import PATH_KEYS, anchor_paths, path_at, read_yaml
 from midflight.recipe.validating import show, validate
 from midflight.store.folder import RunFolder
-
-OPERATION = (
-    "base_url",
-    "key_variable",
-    "concurrency",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "retries",
-    "attempt_seconds",
-    "total_seconds",
-    "prompt_price",
-    "completion_price",
-    "cache",
-)
-"""Keys of an engine that a resume may change: none changes what is drawn."""
 
 
 def made_by(run: Path) -> str:
@@ -150,7 +136,7 @@ def first_change(old: Recipe, new: Recipe) -> tuple[str, Any, Any] | None:
     before["budget"] = after["budget"]  # what a run may cost changes nothing in it, nor where its engines are
     for name, engine in after["engines"].items():
         was = before["engines"].get(name, {})
-        was.update({key: engine[key] for key in OPERATION if key in was})
+        was.update({key: engine[key] for key in OPERATION if key in was})  # none of them changes what is drawn
     for key in PATH_KEYS:
         (_, was), (section, now) = path_at(before, key), path_at(after, key)
         if section is not None and was is not None and now is not None and _same_content(was, now):

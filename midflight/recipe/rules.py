@@ -5,7 +5,6 @@ Invariant: a setting that the run would not use is an error here, never a silenc
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 
 from midflight.agent.examples import worked_examples
 from midflight.agent.prompting import template_fault
+from midflight.errors import did_you_mean
 from midflight.recipe.config import AgentConfig, ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
 from midflight.recipe.engine_rules import check_engines
 from midflight.recipe.tool_rules import check_sandbox, check_servers, check_tools
@@ -100,9 +100,9 @@ def check_model_name(name: str, key: str) -> None:
     if name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1:
         raise RecipeError(f"{key}: no such folder; give a run folder, a model folder, {EMBEDDED_MODEL} or a Hub name")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        near = f"did you mean {EMBEDDED_MODEL}? " if difflib.get_close_matches(name, [EMBEDDED_MODEL]) else ""
+        hint = did_you_mean(name, [EMBEDDED_MODEL])
         raise RecipeError(
-            f"{key}: unknown model; {near}give {EMBEDDED_MODEL}, a Hub name like Qwen/Qwen2.5-7B-Instruct or a folder"
+            f"{key}: unknown model; {hint}give {EMBEDDED_MODEL}, a Hub name like Qwen/Qwen2.5-7B-Instruct or a folder"
         )
 
 
@@ -285,15 +285,13 @@ def _check_source(name: str, source: TaskSource) -> tuple[str, ...]:
     family = source.family
     if not is_task_file(family):
         if family not in FAMILIES:
-            near = difflib.get_close_matches(family, FAMILIES, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = did_you_mean(family, FAMILIES)
             raise RecipeError(
                 f"{name}.family = {family}: unknown family; {hint}give {', '.join(FAMILIES)} or a path to a .jsonl file"
             )
         for kind in source.kinds or ():
             if kind not in FAMILIES[family]:
-                near = difflib.get_close_matches(kind, FAMILIES[family], n=1)
-                hint = f"did you mean {near[0]}? " if near else ""
+                hint = did_you_mean(kind, FAMILIES[family])
                 raise RecipeError(
                     f"{name}.kinds = {kind}: unknown kind of {family}; {hint}kinds: {', '.join(FAMILIES[family])}"
                 )

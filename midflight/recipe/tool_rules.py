@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 
-from midflight.errors import UserError
+from midflight.errors import UserError, did_you_mean
 from midflight.recipe.config import Recipe, RecipeError
 from midflight.sandbox.options import SandboxOptions
 from midflight.tools import BUILTIN, ToolOptions, read_options
@@ -34,7 +33,7 @@ def check_tools(recipe: Recipe, given: Collection[str], known: Collection[str]) 
         if name in names[:place]:
             raise RecipeError(f"{key}: {name} is listed twice; remove one")
         if name not in known and name not in given and not is_own(name):
-            hint = _nearest(name, [*known, *given])
+            hint = did_you_mean(name, [*known, *given])
             raise RecipeError(f"{key}: unknown tool {name}; {hint}tools that exist: {', '.join(sorted(known))}")
     try:
         called = [load_own(name).name if is_own(name) else name for name in names]
@@ -42,7 +41,7 @@ def check_tools(recipe: Recipe, given: Collection[str], known: Collection[str]) 
             raise RecipeError(f"{key}: two of them have one name; rename one")
         for name, data in recipe.agent.tool_options.items():
             if name not in called:
-                hint = _nearest(name, called)
+                hint = did_you_mean(name, called)
                 raise RecipeError(
                     f"agent.tool_options.{name} = {data}: agent.tools does not have it; {hint}add it there, or leave "
                     "this out"
@@ -57,7 +56,7 @@ def check_tools(recipe: Recipe, given: Collection[str], known: Collection[str]) 
                 at = f"agent.tool_options.{short}.engine = {engine}"
                 known = ", ".join(recipe.engines) or "none"
                 raise RecipeError(
-                    f"{at}: no such engine; {_nearest(engine, recipe.engines)}engines of this recipe: {known}"
+                    f"{at}: no such engine; {did_you_mean(engine, recipe.engines)}engines of this recipe: {known}"
                 )
     except UserError as error:
         raise RecipeError(str(error)) from error
@@ -106,8 +105,3 @@ def tool_engines(recipe: Recipe) -> set[str | None]:
 def has_frozen_models(recipe: Recipe) -> bool:
     """Whether anything beside the planner asks the recipe's model: another module, or a tool."""
     return recipe.agent.has_frozen_models or None in tool_engines(recipe)
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"did you mean {near[0]}? " if near else ""
