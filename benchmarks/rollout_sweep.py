@@ -78,12 +78,7 @@ def _with(base: Rollout, section: str, **changes: Any) -> Rollout:
 
 def _live(rollout: Rollout, axis: str, value: int) -> Measure:
     def measure() -> dict[str, Point]:
-        engine = rollout.engine()
-        try:
-            with counting(rollout.loaded.model) as forwards:
-                timing, work = rollout.live(engine)
-        finally:
-            engine.close()
+        timing, work, forwards = rollout.counted()
         return {axis: _point(value, timing, work, forwards.positions)}
 
     return measure

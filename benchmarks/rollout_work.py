@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rollout_cost import Forwards, counting
+
 from midflight.agent.types import StopReason
 from midflight.building import assemble, check_prompt_fits, local_engine, toolset_of
 from midflight.engines.base import Engine, GenerateRequest, Generation
@@ -187,6 +189,16 @@ class Rollout:
         if not work.calls:
             raise UserError("the rollout asked no language model: there is nothing to measure")
         return Timing(seconds, work.drawn), work
+
+    def counted(self) -> tuple[Timing, Workload, Forwards]:
+        """Run the agent on an engine of its own, and count the forwards."""
+        engine = self.engine()
+        try:
+            with counting(self.loaded.model) as forwards:
+                timing, work = self.live(engine)
+        finally:
+            engine.close()
+        return timing, work, forwards
 
     def again(self, engine: LocalEngine, work: Workload) -> Timing:
         """Replay `work` with its grammars and seeds: unless rounding flips a draw, the same tokens are drawn."""

@@ -69,14 +69,18 @@ def test_every_direct_dependency_is_pinned_and_has_its_licence_recorded() -> Non
     assert direct <= names(re.findall(r"^\| ([\w.-]+) \|", table, re.MULTILINE))
 
 
-def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
-    script = str(ROOT / "scripts" / "recipe_reference.py")
+def page_of(script: str, path: str) -> str:
+    """The page at `path`, which has to be what `script` prints."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    printed = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=True, env=environment
-    ).stdout
-    page = (ROOT / "docs" / "recipe.md").read_text()
-    assert page == printed, "run: python scripts/recipe_reference.py > docs/recipe.md"
+    command = [sys.executable, str(ROOT / script)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    page = (ROOT / path).read_text()
+    assert page == printed, f"run: python {script} > {path}"
+    return page
+
+
+def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
+    page = page_of("scripts/recipe_reference.py", "docs/recipe.md")
     keys = re.findall(r"^\| `([a-zA-Z_.]+)` \|", page, re.MULTILINE)
     paths = key_paths(Recipe, "")
     assert sorted(keys) == sorted(path for path in paths if not any(other.startswith(f"{path}.") for other in paths))
@@ -94,13 +98,7 @@ def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
 
 
 def test_the_page_of_tools_is_what_the_script_prints() -> None:
-    script = str(ROOT / "scripts" / "tools_reference.py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    printed = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=True, env=environment
-    ).stdout
-    page = (ROOT / "docs" / "tools.md").read_text()
-    assert page == printed, "run: python scripts/tools_reference.py > docs/tools.md"
+    page = page_of("scripts/tools_reference.py", "docs/tools.md")
     headings = re.findall(r"^### `(\w+)\(", page, re.MULTILINE)
     assert headings == list(BUILTIN)
     kinds = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)

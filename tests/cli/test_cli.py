@@ -39,13 +39,6 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     return put
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.fixture
 def no_work(stub: Stub) -> None:
     """Any attempt to load a model or to train fails the test."""

@@ -27,12 +27,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_prompt_that_does_not_fit_is_one_line_and_leaves_no_folder(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

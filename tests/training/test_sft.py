@@ -34,7 +34,6 @@ from midflight.training.sft import Demonstrations, SupervisedTrainer, sft
 from midflight.training.trainer import train
 from tests.training.recorded import act, entry, record_run, trajectory
 from tests.training.test_step import gap, gradients, policy_of, updater_of
-from tests.training.tiny import make_tiny_model
 
 pytestmark = pytest.mark.model
 
@@ -55,11 +54,6 @@ def note(text: str) -> str:
 
 
 HELD_OUT = [Task(str(number), f"Pick another letter, number {number}.", "a") for number in range(3)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def recipe(model: Path, *overrides: str, max_turns: int = 3) -> Recipe:
