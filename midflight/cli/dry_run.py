@@ -6,6 +6,7 @@ Counts are exact upper bounds, bytes are estimates.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -14,10 +15,15 @@ from pathlib import Path
 
 import yaml
 
+from midflight.errors import UserError
 from midflight.recipe import Recipe, resolved
 from midflight.recipe.resuming import read_recipe
 from midflight.recipe.rules import EMBEDDED_MODEL, is_task_file
 from midflight.recipe.tool_rules import has_frozen_models
+from midflight.sandbox.choose import choose_sandbox
+from midflight.sandbox.options import SandboxOptions
+from midflight.tools import BUILTIN, options_of
+from midflight.tools.options import to_install
 from midflight.training.packing import SCORED_AT_ONCE
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -238,6 +244,9 @@ def describe(recipe: Recipe, demonstrations: int | None = None) -> str:
     missing = _missing_device(recipe.model.device)
     if missing is not None:
         parts += ["", "Device", f"  {missing}"]
+    lacking = _missing_for_tools(recipe)
+    if lacking:
+        parts += ["", "Tools that cannot be used yet", *(f"  {name}: {what}" for name, what in lacking.items())]
     return "\n".join(parts) + "\n"
 
 
@@ -252,6 +261,27 @@ def _missing_device(device: str) -> str | None:
     if has_device(device):
         return None
     return f"model.device = {device}: torch finds none on this machine; set model.device=auto"
+
+
+def _missing_for_tools(recipe: Recipe) -> dict[str, str]:
+    """What there is to do on this machine before the recipe's built-in tools can be called, by tool."""
+    sandbox = functools.cache(lambda: _sandbox_problem(recipe.agent.sandbox))
+    found = {}
+    for name in recipe.agent.tools:
+        if name in BUILTIN:
+            builtin, options = BUILTIN[name], options_of(name, recipe.agent.tool_options)
+            packages = builtin.missing_packages()
+            what = [to_install(packages, builtin.extra)] if packages else []
+            found[name] = "; ".join(filter(None, [*what, options.missing(), sandbox() if builtin.sandboxed else ""]))
+    return {name: what for name, what in found.items() if what}
+
+
+def _sandbox_problem(options: SandboxOptions) -> str:
+    try:
+        choose_sandbox(options.kind, unsafe_no_sandbox=options.unsafe_no_sandbox).close()
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _size(number: int) -> str:

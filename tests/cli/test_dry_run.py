@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from midflight.cli.dry_run import (
     shape_of,
     supervised_arithmetic,
 )
+from midflight.errors import UserError
 from midflight.recipe import load_recipe
 
 
@@ -132,6 +134,22 @@ def test_a_device_that_is_not_there_is_said(device: str, monkeypatch: pytest.Mon
     assert describe(recipe).endswith(said)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert "Device" not in describe(recipe)
+
+
+def test_what_tools_lack_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_sandbox(kind: str, unsafe_no_sandbox: bool) -> None:
+        raise UserError(f"no {kind} here; install it")
+
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    monkeypatch.setattr("midflight.cli.dry_run.choose_sandbox", no_sandbox)
+    changes = ["agent.tools=[predict_logp, capital, python, shell]", "agent.sandbox.kind=wasi"]
+    assert describe(load_recipe("coding", changes)).endswith(
+        "\nTools that cannot be used yet\n"
+        "  predict_logp: pip install 'midflight[chemistry]' (rdkit)\n"
+        "  python: no wasi here; install it\n"
+        "  shell: no wasi here; install it\n"
+    )
+    assert "Tools that" not in describe(load_recipe("quickstart"))
 
 
 def test_an_adapter_has_the_shape_of_its_base(tmp_path: Path) -> None:
