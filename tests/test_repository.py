@@ -14,7 +14,7 @@ import pytest
 from midflight.agent.examples import worked_examples
 from midflight.agent.memory import render_turn
 from midflight.agent.types import Action, ToolResult
-from midflight.recipe import Recipe
+from midflight.recipe import Recipe, load_recipe
 from midflight.recipe.validating import key_paths
 from midflight.tasks import AtlasSampler, load_tasks
 from midflight.tasks.atlas import KINDS
@@ -67,6 +67,17 @@ def test_every_direct_dependency_is_pinned_and_has_its_licence_recorded() -> Non
     assert direct <= names(pins)
     table = (ROOT / "docs" / "licences.md").read_text()
     assert direct <= names(re.findall(r"^\| ([\w.-]+) \|", table, re.MULTILINE))
+
+
+def test_make_installs_for_the_quickstart_what_that_needs_and_for_tests_everything() -> None:
+    lines = re.findall(r"-e '\.\[(.+)\]'", (ROOT / "Makefile").read_text())
+    quickstart, everything = (set(line.split(",")) for line in lines)
+    assert quickstart == {"train"}
+    tools = [BUILTIN[name] for name in load_recipe("quickstart").agent.tools if name != "finish"]
+    assert tools and not any(tool.extra or tool.sandboxed for tool in tools)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    within = {other for extra in everything for other in re.findall(r"midflight\[(\w+)\]", " ".join(extras[extra]))}
+    assert set(extras) - everything - within == {"litellm"}  # its tests have a double
 
 
 def page_of(script: str, path: str) -> str:
