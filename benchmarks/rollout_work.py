@@ -11,13 +11,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rollout_cost import Forwards, counting
+
 from midflight.agent.types import StopReason
-from midflight.building import assemble, check_prompt_fits, load_named, local_engine, toolset_of
-from midflight.config import Recipe
+from midflight.building import assemble, check_prompt_fits, local_engine, toolset_of
 from midflight.engines.base import Engine, GenerateRequest, Generation
 from midflight.engines.local import LocalEngine
 from midflight.errors import UserError
-from midflight.evaluating import file_tasks
+from midflight.evaluation.held_out import file_tasks
+from midflight.loading import load_named
+from midflight.recipe import Recipe
 from midflight.rewards import score
 from midflight.seeds import derive
 from midflight.training.data import ListSource, TaskStream, atlas_source
@@ -186,6 +189,16 @@ class Rollout:
         if not work.calls:
             raise UserError("the rollout asked no language model: there is nothing to measure")
         return Timing(seconds, work.drawn), work
+
+    def counted(self) -> tuple[Timing, Workload, Forwards]:
+        """Run the agent on an engine of its own, and count the forwards."""
+        engine = self.engine()
+        try:
+            with counting(self.loaded.model) as forwards:
+                timing, work = self.live(engine)
+        finally:
+            engine.close()
+        return timing, work, forwards
 
     def again(self, engine: LocalEngine, work: Workload) -> Timing:
         """Replay `work` with its grammars and seeds: unless rounding flips a draw, the same tokens are drawn."""

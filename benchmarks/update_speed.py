@@ -59,9 +59,9 @@ from update_parts.padded import batches, padded_tokens, padded_update, time_padd
 from update_parts.rows import made_rows, save_rows, spread, stored_rows
 from update_parts.trl import INSTALL, WAYS, find_python, trl_update
 
-from midflight.config import Recipe, load_recipe, resolved
 from midflight.errors import UserError
 from midflight.evaluation.text import table
+from midflight.recipe import Recipe, load_recipe, resolved
 
 SAMPLE = 16
 """Rows that the micro-batch is chosen on."""

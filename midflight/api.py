@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from midflight.agent.types import Query, Trajectory, Turn
-from midflight.config import Recipe
 from midflight.errors import UserError
-from midflight.own import check_kept_tools, check_tools, own_tools
-from midflight.recipe_rules import check, check_model_name
-from midflight.recipes import apply_overrides, load, pin_model, validate
-from midflight.resuming import read_recipe
+from midflight.recipe import Recipe
+from midflight.recipe.own import check_kept_tools, check_tools, own_tools
+from midflight.recipe.reading import apply_overrides, load_recipe, pin_model
+from midflight.recipe.resuming import read_recipe
+from midflight.recipe.rules import check, check_model_name
+from midflight.recipe.validating import validate
 from midflight.store.folder import RunFolder
 from midflight.tasks.base import Task
 from midflight.tasks.jsonl import check_tasks
@@ -146,7 +147,7 @@ def solve(
     elif tools:
         recipe = recipe_for(tools, name="solve", model=name, steps=1, max_turns=3)
     else:
-        recipe = load("quickstart", tasks=False, training=False)
+        recipe = load_recipe("quickstart", tasks=False, training=False)
 
     from midflight.building import build_agent
     from midflight.progress import Progress
@@ -184,7 +185,7 @@ def credit(
     """
     check_tools(tools)
 
-    from midflight.crediting import Continuing, credit_trajectory
+    from midflight.evaluation.crediting import Continuing, credit_trajectory
     from midflight.progress import Progress
 
     how = Continuing(continuations, model, seed, tools)

@@ -1,14 +1,12 @@
 """From a recipe to a running agent: tools, engines, the four modules, the flow.
 
-torch is imported where a model is loaded, and nowhere else: an agent on servers alone starts without it.
+torch is imported where an engine is local, and nowhere else: an agent on servers alone starts without it.
 """
 
 from __future__ import annotations
 
-import json
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -27,30 +25,22 @@ from midflight.agent import (
 )
 from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory
-from midflight.config import ModuleConfig, PlannerConfig, Recipe, RecipeError
 from midflight.engines.base import Engine, Sampling
 from midflight.engines.http import Ledger
-from midflight.engines.openai import TextEngine
 from midflight.engines.remote import remote_engine
+from midflight.engines.served import ServedEngine
 from midflight.errors import UserError
+from midflight.loading import load_named, load_trained
 from midflight.progress import Progress
+from midflight.recipe import Recipe, RecipeError
+from midflight.recipe.config import ModuleConfig, PlannerConfig
+from midflight.recipe.tool_rules import has_frozen_models
 from midflight.sandbox.choose import shared_sandbox
-from midflight.store import RunFolder
-from midflight.store.seals import STATE, fault, newest_whole
-from midflight.tool_rules import has_frozen_models
 from midflight.tools import ToolContext, make_toolset
 from midflight.tools.base import Tool, Toolset
 
 if TYPE_CHECKING:
     from midflight.engines.local import LoadedModel, LocalEngine
-
-
-@contextmanager
-def quiet_peft() -> Iterator[None]:
-    """Hide PEFT's FutureWarning about transformers: no reader can act on it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        yield
 
 
 class Closable(Protocol):
@@ -288,7 +278,7 @@ def engines_of(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> N
         UserError: an environment variable is missing, or a model cannot be loaded.
     """
     ledger = Ledger(tokens=recipe.budget.tokens, money=recipe.budget.money)
-    made: dict[str, LocalEngine | TextEngine] = {}
+    made: dict[str, LocalEngine | ServedEngine] = {}
     closing: list[Closable] = []
     with ExitStack() as opened:
         opened.callback(close_all, closing)
@@ -303,7 +293,7 @@ def engines_of(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> N
 
 def _engine(
     recipe: Recipe, name: str, ledger: Ledger, say: Callable[[str], None]
-) -> tuple[LocalEngine | TextEngine, Sequence[Closable]]:
+) -> tuple[LocalEngine | ServedEngine, Sequence[Closable]]:
     """One of the recipe's `engines`, and what is to be closed behind it."""
     settings = recipe.engines[name]
     if settings.provider != "local":
@@ -315,8 +305,8 @@ def _engine(
     return loaded, [loaded]
 
 
-def _used(engine: LocalEngine | TextEngine, user: str) -> Engine:
-    return engine.for_module(user) if isinstance(engine, TextEngine) else engine
+def _used(engine: LocalEngine | ServedEngine, user: str) -> Engine:
+    return engine.for_module(user) if isinstance(engine, ServedEngine) else engine
 
 
 def tool_engine(
@@ -338,75 +328,3 @@ def tool_engine(
     ledger = Ledger(tokens=recipe.budget.tokens, money=recipe.budget.money)
     engine, closing = _engine(recipe, name, ledger, say)
     return _used(engine, "tools"), closing
-
-
-def load_named(recipe: Recipe, name: str) -> LoadedModel:
-    """A plain model with the recipe's dtype and device.
-
-    Raises:
-        UserError: it cannot be loaded, or this machine has no such device.
-    """
-    from midflight.engines.local import load
-    from midflight.engines.local.models import has_device
-
-    device = recipe.model.device
-    if not has_device(device):
-        raise UserError(f"model.device = {device}: torch finds none on this machine; set model.device=auto")
-    return load(name, dtype=recipe.model.dtype, device=recipe.model.device)
-
-
-def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple[LoadedModel, str]:
-    """A model by any name a user may give, adapters merged in; and the name of the model all training began with.
-
-    `say` gets a line for each checkpoint of a run that is passed over.
-    """
-    from midflight.engines.local import ModelError
-
-    folder = Path(name)
-    if (folder / "recipe.yaml").is_file():
-        folder = trained_folder(folder, say)
-    elif (folder / STATE).is_file() and (reason := fault(folder)):
-        raise ModelError(f"model.name={name}: the checkpoint is not whole ({reason}); name another, or its run")
-    base = _base_of(folder)
-    if base is not None and Path(base).resolve() == folder.resolve():
-        raise ModelError(f"model.name={name}: it names itself as its base; mend adapter_config.json")
-    if not (folder / "adapter_config.json").is_file():
-        name = str(folder) if folder.is_dir() else name
-        return load_named(recipe, name), _root_of(base) if base is not None else name
-    from peft import PeftModel
-
-    assert base is not None, "an adapter names its base"
-    loaded, root = load_trained(recipe, base, say)
-    with quiet_peft():
-        merged = PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
-    from midflight.engines.local import LoadedModel
-
-    return LoadedModel(str(folder), merged.eval().requires_grad_(False), loaded.tokenizer, loaded.device), root
-
-
-def trained_folder(run: Path, say: Callable[[str], None]) -> Path:
-    """The newest whole checkpoint of a run folder.
-
-    Raises:
-        UserError: it has none.
-    """
-    newest = newest_whole(RunFolder(run).checkpoints, say)
-    if newest is None:
-        from midflight.engines.local import ModelError
-
-        raise ModelError(f"--model {run}: the run has no checkpoint yet; let it train, or name another model")
-    return newest
-
-
-def _base_of(folder: Path) -> str | None:
-    """What a checkpoint or an adapter was trained from; None for a plain model."""
-    for file, key in (("adapter_config.json", "base_model_name_or_path"), ("state.json", "base")):
-        if (folder / file).is_file():
-            return str(json.loads((folder / file).read_text())[key])
-    return None
-
-
-def _root_of(name: str) -> str:
-    """The model all training began with, from one that was trained from another."""
-    base = _base_of(Path(name))
-    return name if base is None else _root_of(base)

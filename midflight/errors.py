@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -15,6 +17,12 @@ class UserError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A question and a space, for the middle of a message; empty where none of `names` is like `name`."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 class InfrastructureError(Exception):

@@ -16,7 +16,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from midflight import config, engine_config
+from midflight.engines import config as engine_config
+from midflight.recipe import config
 from midflight.sandbox import options
 
 HEAD = """\
@@ -26,7 +27,7 @@ A recipe is YAML with these keys; on the command line a key is changed by its pa
 given has its default. The [shipped recipes](../recipes) give many keys; `midflight train RECIPE --dry-run` prints a
 recipe with all of them.
 
-This page is made by `scripts/recipe_reference.py` from `midflight/config.py`, `midflight/engine_config.py` and
+This page is made by `scripts/recipe_reference.py` from `midflight/recipe/config.py`, `midflight/engines/config.py` and
 `midflight/sandbox/options.py`.
 """
 NAMES = {str: "text", int: "integer", float: "number", bool: "true or false"}

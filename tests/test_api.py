@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from midflight import solve, train_on
-from midflight.config import RecipeError
 from midflight.errors import UserError
+from midflight.recipe import RecipeError
 from midflight.tasks import Task
 from midflight.tools import tool
 

@@ -14,7 +14,7 @@ import pytest
 from midflight.agent.types import Query, StopReason
 from midflight.building import build_agent
 from midflight.errors import UserError
-from midflight.recipes import load
+from midflight.recipe import load_recipe
 from midflight.server.wire import Answer, Request
 from midflight.store import Store
 from midflight.tasks.base import Task
@@ -122,7 +122,7 @@ async def test_an_error_says_what_to_do_and_not_the_key(tmp_path: Path) -> None:
 async def test_neither_store_nor_trajectory_has_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRONG_KEY", KEY)
     async with served(answer) as server:
-        built = build_agent(load(str(written(tmp_path, server.base_url)), training=False))
+        built = build_agent(load_recipe(str(written(tmp_path, server.base_url)), training=False))
         made = await built.flow.run(Query("What is 6 times 7?", seed=1))
         built.close()
     assert made.stop_reason is StopReason.FINISHED and made.answer is not None
@@ -143,7 +143,7 @@ async def test_a_spent_budget_ends_trajectories_without_a_reward(
 ) -> None:
     monkeypatch.setenv("STRONG_KEY", KEY)
     async with served(answer) as server:
-        recipe = load(str(written(tmp_path, server.base_url)), ["budget.tokens=150"], training=False)
+        recipe = load_recipe(str(written(tmp_path, server.base_url)), ["budget.tokens=150"], training=False)
         built = build_agent(recipe)
         first, second = [await built.flow.run(Query("What is 6 times 7?", seed=seed)) for seed in (1, 2)]
         built.close()
@@ -155,7 +155,7 @@ async def test_a_spent_budget_ends_trajectories_without_a_reward(
 
 def test_a_missing_key_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STRONG_KEY", raising=False)
-    recipe: Any = load(str(written(tmp_path, "http://127.0.0.1:1/v1")), training=False)
+    recipe: Any = load_recipe(str(written(tmp_path, "http://127.0.0.1:1/v1")), training=False)
     with pytest.raises(UserError) as caught:
         build_agent(recipe)
     assert str(caught.value) == (

@@ -70,7 +70,13 @@ def test_the_commands_of_the_readme_work_in_a_fresh_clone(clone: Path) -> None:
 
 
 def test_the_example_program_trains(clone: Path) -> None:
-    assert "Try: midflight report runs/stock" in type_in(clone, "examples/minimal.py")
+    *_, answer, last = type_in(clone, "examples/minimal.py").splitlines()
+    assert answer.startswith("Answer(text='") and last == "Try: midflight report runs/stock"
     records = [json.loads(line) for line in (clone / "runs/stock/metrics.jsonl").read_text().splitlines()]
     assert len(records) == 5 and sum(record["trained_tokens"] for record in records) > 0
-    assert "held-out questions before and after" in type_in(clone, "midflight", "report", "runs/stock")
+    rewards = [record["reward"] for record in records]
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.2
+    report = type_in(clone, "midflight", "report", "runs/stock")
+    assert "held-out questions before and after" in report
+    before, after = (float(right) for right in re.findall(r"^(?:before|after) +3 +([\d.]+)", report, re.MULTILINE))
+    assert before <= after

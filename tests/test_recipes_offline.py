@@ -10,8 +10,8 @@ import pytest
 
 from midflight.agent import AgentFlow, Query, StopReason, Trajectory
 from midflight.building import assemble, toolset_of
-from midflight.config import load_recipe
 from midflight.engines.scripted import ScriptedEngine
+from midflight.recipe import load_recipe
 from midflight.rewards import score
 from midflight.tasks import load_tasks
 from midflight.tools import ErrorKind

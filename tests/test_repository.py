@@ -14,8 +14,8 @@ import pytest
 from midflight.agent.examples import worked_examples
 from midflight.agent.memory import render_turn
 from midflight.agent.types import Action, ToolResult
-from midflight.config import Recipe
-from midflight.recipes import _paths
+from midflight.recipe import Recipe, load_recipe
+from midflight.recipe.validating import key_paths
 from midflight.tasks import AtlasSampler, load_tasks
 from midflight.tasks.atlas import KINDS
 from midflight.tools import BUILTIN
@@ -69,16 +69,31 @@ def test_every_direct_dependency_is_pinned_and_has_its_licence_recorded() -> Non
     assert direct <= names(re.findall(r"^\| ([\w.-]+) \|", table, re.MULTILINE))
 
 
-def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
-    script = str(ROOT / "scripts" / "recipe_reference.py")
+def test_make_installs_for_the_quickstart_what_that_needs_and_for_tests_everything() -> None:
+    lines = re.findall(r"-e '\.\[(.+)\]'", (ROOT / "Makefile").read_text())
+    quickstart, everything = (set(line.split(",")) for line in lines)
+    assert quickstart == {"train"}
+    tools = [BUILTIN[name] for name in load_recipe("quickstart").agent.tools if name != "finish"]
+    assert tools and not any(tool.extra or tool.sandboxed for tool in tools)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    within = {other for extra in everything for other in re.findall(r"midflight\[(\w+)\]", " ".join(extras[extra]))}
+    assert set(extras) - everything - within == {"litellm"}  # its tests have a double
+
+
+def page_of(script: str, path: str) -> str:
+    """The page at `path`, which has to be what `script` prints."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    printed = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=True, env=environment
-    ).stdout
-    page = (ROOT / "docs" / "recipe.md").read_text()
-    assert page == printed, "run: python scripts/recipe_reference.py > docs/recipe.md"
+    command = [sys.executable, str(ROOT / script)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    page = (ROOT / path).read_text()
+    assert page == printed, f"run: python {script} > {path}"
+    return page
+
+
+def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
+    page = page_of("scripts/recipe_reference.py", "docs/recipe.md")
     keys = re.findall(r"^\| `([a-zA-Z_.]+)` \|", page, re.MULTILINE)
-    paths = _paths(Recipe, "")
+    paths = key_paths(Recipe, "")
     assert sorted(keys) == sorted(path for path in paths if not any(other.startswith(f"{path}.") for other in paths))
     for row in (
         "| `seed` | integer | `0` | ",
@@ -94,13 +109,7 @@ def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
 
 
 def test_the_page_of_tools_is_what_the_script_prints() -> None:
-    script = str(ROOT / "scripts" / "tools_reference.py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    printed = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=True, env=environment
-    ).stdout
-    page = (ROOT / "docs" / "tools.md").read_text()
-    assert page == printed, "run: python scripts/tools_reference.py > docs/tools.md"
+    page = page_of("scripts/tools_reference.py", "docs/tools.md")
     headings = re.findall(r"^### `(\w+)\(", page, re.MULTILINE)
     assert headings == list(BUILTIN)
     kinds = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", page, re.MULTILINE)

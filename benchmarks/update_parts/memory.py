@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from midflight.config import load_recipe
+from midflight.recipe import load_recipe
 
 from .measures import peak_increase
 from .ours import load_bench, packed_update

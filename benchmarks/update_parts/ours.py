@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from midflight.building import load_named, quiet_peft
-from midflight.config import Recipe, TrainingConfig
 from midflight.engines.local.grammar import Masks
 from midflight.errors import UserError
+from midflight.loading import load_named, quiet_peft
+from midflight.recipe import Recipe
+from midflight.recipe.config import TrainingConfig
 from midflight.seeds import derive
 from midflight.store import TrajectoryRecord
 from midflight.training.packing import PackedBatch, Row, pack_rows

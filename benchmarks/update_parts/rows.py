@@ -16,11 +16,12 @@ from midflight.agent import LLMPlanner, Query
 from midflight.agent.memory import Memory
 from midflight.agent.types import Action, ToolResult, Turn, Verdict
 from midflight.building import assemble, toolset_of
-from midflight.config import Recipe, TrainingConfig
 from midflight.engines.base import FinishReason, Generation
 from midflight.engines.local import LocalEngine
 from midflight.errors import UserError
-from midflight.evaluating import listed_tasks
+from midflight.evaluation.held_out import listed_tasks
+from midflight.recipe import Recipe
+from midflight.recipe.config import TrainingConfig
 from midflight.store import RunFolder, Store
 
 from .ours import Row, rows_trained, train_one_step, trunk_length

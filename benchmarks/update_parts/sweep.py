@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from midflight.building import local_engine
-from midflight.config import Recipe
 from midflight.engines.local import LoadedModel
 from midflight.evaluation.plots import COLOURS
 from midflight.evaluation.text import table
+from midflight.recipe import Recipe
 
 from .measures import fastest, seconds
 from .ours import load_bench, on_policy, packed, packed_update

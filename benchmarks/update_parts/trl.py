@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from midflight.config import Recipe
 from midflight.engines.local.models import resolve
 from midflight.errors import UserError
+from midflight.recipe import Recipe
 
 from .ours import Row
 

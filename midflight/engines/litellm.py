@@ -11,7 +11,8 @@ from typing import Any
 from midflight.engines.base import EngineGaveUp, PromptTooLong
 from midflight.engines.http import Malformed, Patience, Transient
 from midflight.engines.http.client import MOST_SAID, TRANSIENT
-from midflight.engines.openai import Endpoint, TextEngine, read_choice
+from midflight.engines.openai import TextEngine, read_choice
+from midflight.engines.served import Endpoint
 from midflight.errors import UserError
 from midflight.redacting import redact
 

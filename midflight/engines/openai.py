@@ -6,20 +6,19 @@ recipe says that the server has it (`structured`); modules parse strictly either
 
 from __future__ import annotations
 
-import copy
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, TypeVar
 
 from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong, Structure
 from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, ResponseCache, Usage
 from midflight.engines.http.cache import cache_key
 from midflight.engines.plain import as_chat, as_text
+from midflight.engines.served import Endpoint, ServedEngine, Structured
 
 __all__ = ["Endpoint", "OpenAIEngine", "Structured", "TextEngine"]
 
-Structured = Literal["none", "json_schema", "json_object", "grammar"]
 _STRUCTURES: dict[Structured, Structure] = {
     "none": "text",
     "json_schema": "json",
@@ -36,35 +35,8 @@ def estimated_tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_A_TOKEN)
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """What is asked of a server.
-
-    Args:
-        model: as the server calls it.
-        api: `chat` has the server apply a chat template; `completions` continues plain text.
-        structured: what the server can hold a text to: `json_schema` (`response_format` as OpenAI has it),
-            `json_object` (as llama.cpp has it), `grammar` (vLLM's `structured_outputs` with Lark grammars), or nothing.
-        context_length: most tokens of prompt and answer.
-        max_tokens_field: what the server calls the most new tokens.
-        top_k: the server knows `top_k`.
-    """
-
-    model: str
-    api: Literal["chat", "completions"] = "chat"
-    structured: Structured = "none"
-    context_length: int = 32_768
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    top_k: bool = False
-
-
-class TextEngine:
-    """An engine on a server, as one module sees it. A subclass says how one request is asked.
-
-    `for_module` gives another view of the same engine: connections, limits, cache and ledger are shared.
-    """
-
-    structure: Structure = "text"
+class TextEngine(ServedEngine):
+    """An engine on a server that takes and gives text. A subclass says how one request is asked."""
 
     def __init__(
         self,
@@ -76,26 +48,9 @@ class TextEngine:
         cache: ResponseCache | None = None,
         where: str = "",
     ) -> None:
-        self.endpoint = endpoint
-        self.ledger = ledger or Ledger()
-        self.structure = _STRUCTURES[endpoint.structured]
-        self._name, self._module, self._where = name, "", where
-        self._prices = prices or Prices()
+        super().__init__(name, endpoint, _STRUCTURES[endpoint.structured], ledger, prices)
+        self._where = where
         self._cache = cache
-
-    def for_module(self, module: str) -> Self:
-        """The same engine, whose use is counted as that of `module`."""
-        view = copy.copy(self)
-        view._module = module
-        return view
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def context_length(self) -> int:
-        return self.endpoint.context_length
 
     def count_tokens(self, text: str) -> int:
         """An estimate; see `estimated_tokens`."""
@@ -131,18 +86,9 @@ class TextEngine:
             if used != Usage():
                 self.ledger.add(self._module, self._name, used)
 
+    @abstractmethod
     async def _asked(self, body: dict[str, Any], tokens: int, before: Callable[[int], None]) -> Any:
         """The server's JSON answer to `body`, checked; `before` is called before each attempt."""
-        raise NotImplementedError
-
-    def _counter(self, used: Usage) -> Callable[[int], None]:
-        """Lets no attempt through once the budget is spent, and counts retries."""
-
-        def before(attempt: int) -> None:
-            self.ledger.check()
-            used.retries = attempt - 1
-
-        return before
 
     def body(self, request: GenerateRequest) -> dict[str, Any]:
         """The request as JSON."""

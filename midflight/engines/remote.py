@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from midflight.engine_config import EngineConfig
+from midflight.engines.config import EngineConfig
 from midflight.engines.http import Client, Ledger, Limits, Patience, Prices, ResponseCache
 from midflight.engines.litellm import LiteLLMEngine
-from midflight.engines.openai import Endpoint, OpenAIEngine, TextEngine
+from midflight.engines.openai import OpenAIEngine
+from midflight.engines.served import Endpoint, ServedEngine
 from midflight.errors import UserError
 from midflight.paths import cache_folder
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[TextEngine, Sequence[ResponseCache]]:
+def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[ServedEngine, Sequence[ResponseCache]]:
     """The engine, and what is to be closed behind it.
 
     Raises:
@@ -45,7 +46,7 @@ def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[Te
     prices = Prices(settings.prompt_price, settings.completion_price)
     closing = [] if cache is None else [cache]
     if settings.provider == "litellm":
-        engine: TextEngine = LiteLLMEngine(
+        engine: ServedEngine = LiteLLMEngine(
             name,
             patience,
             endpoint,

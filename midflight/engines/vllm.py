@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong, Structure
-from midflight.engines.http import Client, Malformed, NotThere, PromptRefused, Usage
+from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong
+from midflight.engines.http import Client, Ledger, Malformed, NotThere, Prices, PromptRefused, Usage
 from midflight.engines.local.grammar import Masks
 from midflight.engines.local.models import resolve
 from midflight.engines.local.prompts import PromptEncoder
-from midflight.engines.openai import Endpoint, TextEngine
+from midflight.engines.served import Endpoint, ServedEngine
 from midflight.errors import UserError
 from midflight.seeds import derive
 
@@ -43,17 +43,23 @@ class _Weights:
     generated_tokens: int = 0
 
 
-class VllmEngine(TextEngine):
-    """`TextEngine` with ids. `tokenizer` is that of the model.
+class VllmEngine(ServedEngine):
+    """An engine with ids on a server. `tokenizer` is that of the model.
 
     `check` proves that the server has what training needs, `swap` changes the weights, `probe` shows them.
     """
 
-    structure: Structure = "grammar"
-
-    def __init__(self, name: str, client: Client, endpoint: Endpoint, tokenizer: Any, **shared: Any) -> None:
-        super().__init__(name, endpoint, where=client.base_url, **shared)
-        self.structure = "grammar"
+    def __init__(
+        self,
+        name: str,
+        client: Client,
+        endpoint: Endpoint,
+        tokenizer: Any,
+        *,
+        ledger: Ledger | None = None,
+        prices: Prices | None = None,
+    ) -> None:
+        super().__init__(name, endpoint, "grammar", ledger, prices)
         self.client = client
         self.tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, chat_template=endpoint.api == "chat")

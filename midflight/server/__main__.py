@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
-from midflight import recipes, signals
-from midflight.building import load_trained, local_engine
+from midflight import signals
+from midflight.building import local_engine
 from midflight.engines.local import LocalEngine
 from midflight.errors import UserError
+from midflight.loading import load_trained
+from midflight.recipe import load_recipe
 from midflight.server.model import ModelServer
 from midflight.server.wire import serving
 
@@ -34,7 +36,7 @@ def main(
         raise UserError(f"--key-variable {key_variable}: not set in the environment")
     settings = [f"model.dtype={dtype}", f"model.context_length={context_length}", "training.max_drift=0.05"]
     template = f"model.chat_template={str(chat_template).lower()}"
-    recipe = recipes.load("quickstart", [f"model.name={model}", *settings, template], tasks=False, training=False)
+    recipe = load_recipe("quickstart", [f"model.name={model}", *settings, template], tasks=False, training=False)
 
     def load(folder: Path) -> LocalEngine:
         return local_engine(recipe, load_trained(recipe, str(folder), lambda line: print(line, file=sys.stderr))[0])

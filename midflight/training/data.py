@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from midflight.config import CurriculumConfig
+from midflight.recipe.config import CurriculumConfig
 from midflight.seeds import derive
 from midflight.tasks.atlas import AtlasSampler
 from midflight.tasks.base import Task

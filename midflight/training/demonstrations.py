@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from midflight.agent.actions import refers
-from midflight.config import Recipe, RecipeError, resolved
 from midflight.errors import UserError
+from midflight.recipe import Recipe, RecipeError, resolved
 from midflight.store import RunFolder, Store, TrajectoryRecord
 from midflight.tasks.base import Task
 

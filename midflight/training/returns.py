@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from midflight.agent.types import ErrorKind, StopReason, Trajectory, Turn
-from midflight.config import ShapingConfig, TrainingConfig
 from midflight.engines.base import FinishReason
+from midflight.recipe.config import ShapingConfig, TrainingConfig
 from midflight.training.advantages import Outcome, Placed, carries, estimate, has_signal
 from midflight.training.losses import KL_ESTIMATES
 from midflight.training.packing import Row

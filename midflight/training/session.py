@@ -18,18 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from midflight.agent.types import StopReason
-from midflight.building import (
-    assemble,
-    check_prompt_fits,
-    close_all,
-    engines_of,
-    load_named,
-    load_trained,
-    local_engine,
-    quiet_peft,
-    toolset_of,
-)
-from midflight.config import Recipe, TrainingConfig, resolved
+from midflight.building import assemble, check_prompt_fits, close_all, engines_of, local_engine, toolset_of
 from midflight.engines.base import Engine
 from midflight.engines.http.usage import difference
 from midflight.engines.local import LoadedModel
@@ -38,15 +27,18 @@ from midflight.engines.local.support import is_ours
 from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped, UserError
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
 from midflight.evaluation.report import Closing, pick_example, read_closing, render_report
-from midflight.own import keep_tools, own_tools
+from midflight.loading import load_named, load_trained, quiet_peft
 from midflight.progress import Progress
-from midflight.resuming import save_recipe
+from midflight.recipe import Recipe, resolved
+from midflight.recipe.config import TrainingConfig
+from midflight.recipe.own import keep_tools, own_tools
+from midflight.recipe.resuming import save_recipe
+from midflight.recipe.tool_rules import has_frozen_models
 from midflight.rewards import score
 from midflight.seeds import derive
 from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store, read_metrics
 from midflight.store.seals import newest_whole, read_state
 from midflight.tasks.base import Task
-from midflight.tool_rules import has_frozen_models
 from midflight.tools.base import Tool
 from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from midflight.training.drift import DriftError

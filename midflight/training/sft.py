@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from midflight.config import Recipe, RecipeError
 from midflight.errors import UserError
-from midflight.evaluating import listed_tasks
-from midflight.own import own_tools
+from midflight.evaluation.held_out import listed_tasks
 from midflight.progress import Progress
-from midflight.resuming import check_run_folder
+from midflight.recipe import Recipe, RecipeError
+from midflight.recipe.own import own_tools
+from midflight.recipe.resuming import check_run_folder
 from midflight.seeds import derive
 from midflight.store import RunFolder, Store
 from midflight.tasks.base import Task

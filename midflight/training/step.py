@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from midflight.config import TrainingConfig
 from midflight.engines.local.grammar import Masks
 from midflight.engines.local.support import is_ours
+from midflight.recipe.config import TrainingConfig
 from midflight.training.drift import DriftCheck, drift_cause, without
 from midflight.training.losses import Clip, LossInputs, importance_corrections, objective
 from midflight.training.packing import Pack, PackedBatch, Row, pack_rows, rows_apart

@@ -10,12 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from midflight.agent.types import StopReason, Trajectory
-from midflight.config import Recipe
 from midflight.errors import TrainingStopped
-from midflight.evaluating import file_tasks, listed_tasks
-from midflight.own import keep_tasks, own_tools, with_own_tasks
+from midflight.evaluation.held_out import file_tasks, listed_tasks
 from midflight.progress import Bar, Progress
-from midflight.resuming import check_run_folder
+from midflight.recipe import Recipe
+from midflight.recipe.own import keep_tasks, own_tools, with_own_tasks
+from midflight.recipe.resuming import check_run_folder
 from midflight.rewards import score
 from midflight.seeds import derive
 from midflight.store import NewTrajectory, RunFolder, Store

@@ -14,11 +14,11 @@ import pytest
 from midflight.agent import LLMAnalyst, LLMExecutor, LLMGenerator, LLMPlanner, LLMVerifier, Memory
 from midflight.agent.prompting import template, template_fault
 from midflight.agent.types import Action, Query, ToolResult, Turn, Verdict
-from midflight.config import RecipeError, load_recipe
 from midflight.engines.base import FinishReason, GenerateRequest, Generation
 from midflight.engines.plain import as_chat, as_text, defused
 from midflight.engines.scripted import ScriptedEngine
-from midflight.resuming import save_recipe
+from midflight.recipe import RecipeError, load_recipe
+from midflight.recipe.resuming import save_recipe
 from midflight.store import RunFolder
 from midflight.tools import ErrorKind, ToolContext, make_toolset
 from midflight.tools.base import Toolset

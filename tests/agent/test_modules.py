@@ -1,8 +1,6 @@
 """Executor, verifier and generator by themselves."""
 
 import asyncio
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -191,10 +189,3 @@ def test_the_rule_generator_answers_with_the_last_calls_result_or_with_nothing()
     for steps, answer in cases.items():
         generated = asyncio.run(LastResultGenerator().generate(Query("Q"), remembered(*steps), ""))
         assert (generated.answer, generated.generation) == (answer, None), steps
-
-
-def test_the_agent_starts_without_torch_and_without_recipes() -> None:
-    heavy = ("torch", "transformers", "midflight.config")
-    code = f"import sys, midflight.agent; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -6,28 +6,16 @@ from pathlib import Path
 import yaml
 from common import SPENT
 
-from midflight.agent.types import (
-    Action,
-    Answer,
-    ErrorKind,
-    Generation,
-    Query,
-    StopReason,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-    Verdict,
-)
-from midflight.config import load_recipe, resolved
+from midflight.agent.types import Action, ErrorKind, Generation, ToolCall, ToolResult, Turn, Verdict
 from midflight.engines.base import FinishReason
 from midflight.evaluation import Scored, summarise, write_report
+from midflight.recipe import load_recipe, resolved
 from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
 from midflight.tasks.base import Task
+from tests.evaluation.build import task as question
+from tests.evaluation.build import trajectory
 
-
-def question(name: str, kind: str = "capital", level: int = 1, answer: str = "Lima") -> Task:
-    return Task(name, f"Question {name}?", answer, kind=kind, level=level)
+__all__ = ["answered", "finished_run", "question", "trajectory", "turn"]
 
 
 def turn(index, tool, result="", error=None, stop=False, reason=""):
@@ -41,10 +29,6 @@ def turn(index, tool, result="", error=None, stop=False, reason=""):
         ToolResult(result, error),
         Verdict(stop, reason),
     )
-
-
-def trajectory(*turns: Turn, answer: str | None = "Lima", stop: StopReason = StopReason.FINISHED) -> Trajectory:
-    return Trajectory(Query("Question?"), turns, stop, None if answer is None else Answer(answer))
 
 
 def answered(task: Task, reward: float) -> Scored:

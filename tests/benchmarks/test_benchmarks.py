@@ -168,7 +168,7 @@ def test_four_llm_counts_errors_by_module_and_causes(tmp_path, capsys):
             trajectory(
                 turn(1, None, "bad", ErrorKind.INVALID_ACTION),
                 turn(2, "capital", "bad", ErrorKind.INVALID_ARGUMENTS, reason=UNREADABLE),
-                turn(3, "capital", "Lima"),
+                turn(3, "capital", EASY[0].answer),
                 turn(4, "finish"),
                 answer="",
             ),

@@ -15,10 +15,10 @@ from update_parts.rows import built_rows, copies, length, load_rows, made_rows, 
 
 from midflight.agent.types import Generation
 from midflight.building import local_engine
-from midflight.config import load_recipe, resolved
 from midflight.engines.base import FinishReason
 from midflight.engines.local import LoadedModel
 from midflight.errors import UserError
+from midflight.recipe import load_recipe, resolved
 from midflight.store import NewTrajectory, RunFolder, Store
 from midflight.training.packing import Row, pack_rows
 from tests.training.tiny import make_tiny_model

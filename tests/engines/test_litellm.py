@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from midflight.engine_config import EngineConfig
 from midflight.engines.base import EngineGaveUp, GenerateRequest, Message, PromptTooLong, Sampling
+from midflight.engines.config import EngineConfig
 from midflight.engines.http import Ledger
 from midflight.engines.remote import remote_engine
 from midflight.errors import UserError

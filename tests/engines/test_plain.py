@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from midflight.api import recipe_for
-from midflight.config import TrainingConfig
 from midflight.engines.base import GenerateRequest, Message, Sampling
 from midflight.engines.local import LocalEngine, load
 from midflight.engines.local.support import is_ours
 from midflight.errors import UserError
+from midflight.recipe.config import TrainingConfig
 from midflight.tasks.base import Task
 from midflight.tools import tool
 from midflight.training import update

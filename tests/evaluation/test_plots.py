@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -78,12 +76,3 @@ def test_a_run_on_demonstrations_has_its_loss_drawn_and_no_rollouts(tmp_path: Pa
     axes = Figure().add_subplot()
     draw_loss(axes, records)
     assert [list(line.get_ydata()) for line in axes.get_lines()] == [[0.5, 0.25]]
-
-
-def test_neither_torch_nor_matplotlib_is_imported_before_a_plot_is_drawn() -> None:
-    code = (
-        "import sys, midflight.evaluation, midflight.store, midflight.progress\n"
-        "print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"

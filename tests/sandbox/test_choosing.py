@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from midflight import doctor
-from midflight.config import RecipeError, load_recipe
+from midflight.cli import doctor
 from midflight.errors import InfrastructureError, UserError
+from midflight.recipe import RecipeError, load_recipe
 from midflight.sandbox import (
     Limits,
     Outcome,

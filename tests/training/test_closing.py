@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from midflight.building import Named
-from midflight.config import load_recipe
 from midflight.engines.http import Ledger
 from midflight.errors import UserError
 from midflight.progress import Progress
+from midflight.recipe import load_recipe
 from midflight.tasks.base import Task
 from midflight.training import session
 from midflight.training.trainer import Trainer

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from midflight.config import CurriculumConfig
+from midflight.recipe.config import CurriculumConfig
 from midflight.tasks.base import Task
 from midflight.training.data import ListSource, TaskStream
 

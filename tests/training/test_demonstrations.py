@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from midflight.config import Recipe, load_recipe
 from midflight.errors import UserError
-from midflight.resuming import check_run_folder, made_by, save_recipe
+from midflight.recipe import Recipe, load_recipe
+from midflight.recipe.resuming import check_run_folder, made_by, save_recipe
 from midflight.store import RunFolder, Store
 from midflight.tasks.base import Task
 from midflight.training.demonstrations import DEMONSTRATION, HELD_OUT, Selection, Wanted, keep, kept, select

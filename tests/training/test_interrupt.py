@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from midflight.config import TrainingConfig
+from midflight.recipe.config import TrainingConfig
 from midflight.store import Store
 from midflight.tasks.base import Task
 from midflight.training.data import ListSource, TaskStream

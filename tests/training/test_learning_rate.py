@@ -1,6 +1,6 @@
 import pytest
 
-from midflight.config import TrainingConfig
+from midflight.recipe.config import TrainingConfig
 from midflight.training.step import learning_rate
 
 

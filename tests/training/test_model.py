@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from midflight.api import train_on
-from midflight.building import load_trained
-from midflight.config import TrainingConfig, load_recipe
 from midflight.engines.base import GenerateRequest, Message, Sampling
 from midflight.engines.local import EMBEDDED, LocalEngine, load
+from midflight.loading import load_trained
+from midflight.recipe import load_recipe
+from midflight.recipe.config import TrainingConfig
 from midflight.store import Store
 from midflight.store.metrics import read_metrics
 from midflight.store.seals import seal

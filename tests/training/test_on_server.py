@@ -10,19 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from midflight.config import RecipeError
 from midflight.errors import TrainingStopped, UserError
+from midflight.recipe import RecipeError
 from midflight.store import RunFolder, Store, read_metrics
 from midflight.tasks.base import Task
 from tests.training.test_trainer import TASKS, recipe, run
-from tests.training.tiny import make_tiny_model
 
 pytestmark = pytest.mark.model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from midflight.agent.types import (
     Turn,
     Verdict,
 )
-from midflight.config import GigpoConfig, ShapingConfig, TrainingConfig
 from midflight.engines.base import FinishReason, Sampling
+from midflight.recipe.config import GigpoConfig, ShapingConfig, TrainingConfig
 from midflight.tasks.base import Task
 from midflight.training.returns import Place, advantages, carries_signal, rows_of, turn_kl, weighted_rows
 from midflight.training.rollouts import Group

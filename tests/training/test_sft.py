@@ -15,25 +15,24 @@ from pydantic import Field
 from midflight.agent import Query
 from midflight.agent.types import Trajectory
 from midflight.api import recipe_for
-from midflight.building import assemble, build_agent, load_named, load_trained, local_engine, toolset_of
-from midflight.config import Recipe, RecipeError
+from midflight.building import assemble, build_agent, local_engine, toolset_of
 from midflight.engines.local import LocalEngine
-from midflight.engines.local.grammar import GrammarError
 from midflight.errors import UserError
+from midflight.loading import load_named, load_trained
 from midflight.progress import Progress
-from midflight.recipes import pin_model
+from midflight.recipe import Recipe, RecipeError
+from midflight.recipe.reading import pin_model
 from midflight.store import RunFolder, Store, read_metrics
 from midflight.tasks.base import Task
 from midflight.tools import tool
 from midflight.training import step
 from midflight.training.demonstrations import DEMONSTRATION, Wanted, select
 from midflight.training.drift import DriftError
-from midflight.training.replay import NotShowable, replay
+from midflight.training.replay import replay
 from midflight.training.sft import Demonstrations, SupervisedTrainer, sft
 from midflight.training.trainer import train
 from tests.training.recorded import act, entry, record_run, trajectory
 from tests.training.test_step import gap, gradients, policy_of, updater_of
-from tests.training.tiny import make_tiny_model
 
 pytestmark = pytest.mark.model
 
@@ -54,11 +53,6 @@ def note(text: str) -> str:
 
 
 HELD_OUT = [Task(str(number), f"Pick another letter, number {number}.", "a") for number in range(3)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def recipe(model: Path, *overrides: str, max_turns: int = 3) -> Recipe:
@@ -96,95 +90,6 @@ def teacher(folder: Path, turns: int = 2) -> Wanted:
     said = (act("pick", "a"), DONE)[:turns]
     entries = [entry(f"Pick a letter, number {number}.", *said) for number in range(5)]
     return Wanted((record_run(folder, entries),))
-
-
-FORMATS = [
-    ("agent.planner.format=compact", "agent.planner.max_tokens=12", "agent.grounded=true"),
-    ("agent.planner.format=full", "agent.planner.max_tokens=64", "model.chat_template=true"),
-]
-
-
-@pytest.mark.parametrize("overrides", FORMATS, ids=["compact", "full"])
-def test_a_replay_of_the_planners_own_rollouts_is_what_was_recorded(
-    model: Path, tmp_path: Path, overrides: tuple[str, ...]
-) -> None:
-    own = recipe(model, *overrides, "training.queries_per_step=4", "agent.planner.temperature=0.7")
-    tasks = [Task(str(number), f"Pick a, b or c, number {number}.", "a") for number in range(4)]
-    train(own, tmp_path / "run", progress=Progress(io.StringIO()), tools=[pick, note], tasks=tasks)
-    with Store(tmp_path / "run" / "store.sqlite") as store:
-        records = store.trajectories(1, "train", 1)
-    flow, engine = ready(own)
-    respelt, rows = 0, 0
-    for record in records:
-        if any(turn.action is None for turn in record.trajectory.turns):
-            continue  # cut off by max_tokens
-        found = replay(record.task, record.trajectory, flow, engine)
-        for row, turn in zip(found.rows, found.trajectory.turns, strict=True):
-            drawn = turn.generation
-            assert (row.prompt_ids, row.ids, row.forced) == (drawn.prompt_ids, drawn.ids, drawn.forced)
-            assert (row.temperature, row.grammar) == (1.0, drawn.grammar)
-            assert {type(one) for one in row.forced} == {bool}
-            respelt += row.ids != tuple(engine.encode_text(drawn.text))
-            rows += 1
-    assert rows > 20 and respelt > 5  # the tokenizer would have spelt many of the drawn texts otherwise
-
-
-def test_what_others_did_is_shown_as_the_planner_would_meet_and_write_it(model: Path) -> None:
-    recorded = trajectory("Pick one.", act("pick", "b", "try"), "I would say c", act("note", "two words"), DONE)
-    flow, engine = ready(recipe(model, max_turns=4))
-    found = replay(Task("t", "Pick one.", "x"), recorded, flow, engine)
-    assert [turn.index for turn in found.trajectory.turns] == [1, 3, 4]
-    assert found.length == (3, sum(len(row.ids) for row in found.rows))
-    texts = [engine.tokenizer.decode(row.ids) for row in found.rows]
-    assert texts == [" pick: b\n", " note: two words\n", " finish\n"]
-    assert [row.ids for row in found.rows] == [tuple(engine.encode_text(text)) for text in texts]
-    asked = engine.tokenizer.decode(found.rows[1].prompt_ids)
-    assert asked.endswith(
-        "Question: Pick one.\nTurn 1: pick: b\nResult: b\nTurn 2: I would say c\n"
-        "Error: invalid_action: expected an action\nTurn 3:"
-    )
-    assert engine.tokenizer.decode(found.rows[2].prompt_ids).endswith("Turn 4 (last turn):")
-    assert found.rows[0].forced[-1] and not all(found.rows[0].forced)  # behind one letter only the line can end
-
-    grammar, ids = found.rows[0].grammar, found.rows[0].ids
-    assert grammar is not None and engine.masks.forced(grammar, ids) == found.rows[0].forced
-    for wrong in (ids[:-1], (*ids, ids[-1]), ids[::-1]):
-        with pytest.raises(GrammarError):
-            engine.masks.forced(grammar, wrong)
-
-    full = recipe(model, "agent.planner.format=full", "agent.planner.max_tokens=64")
-    free = recipe(model, "agent.planner.format=full", "agent.planner.max_tokens=64", "agent.planner.grammar=false")
-    said = trajectory("Pick one.", act("note", "one\ntwo", "try"), act("finish", "", "done"))
-    with pytest.raises(NotShowable, match="an action that the planner's grammar does not allow"):
-        shown(full, said)  # its grammar holds a context to one line
-    flow, engine = ready(free)
-    first, last = replay(Task("t", "Pick one.", "x"), said, flow, engine).rows
-    assert engine.tokenizer.decode(last.ids) == f"Sub-goal: done\nTool: finish\n{engine.tokenizer.eos_token}"
-    assert (first.grammar, set(first.forced)) == (None, {False})
-
-
-def test_what_the_planner_could_not_have_done_is_not_shown(model: Path) -> None:
-    cases = [
-        ((), (act("other", "b"), DONE), "a tool that agent.tools lacks"),
-        ((), (act("pick", "d"), DONE), "an action that the planner's grammar does not allow"),
-        ((), (act("note", "x\ny"), DONE), "not in the format compact: a field that is empty, or has line breaks"),
-        ((), (act("note", "a long line " * 6), DONE), "an action over agent.planner.max_tokens"),
-        ((), (act("pick", "a"),) * 4, "more turns than agent.max_turns"),
-        ((), ("nonsense", "and more"), "nothing that was a choice"),
-        (("agent.query_analysis=true",), (DONE,), "no query analysis"),
-        (("agent.planner.format=full", "agent.planner.max_tokens=40"), (DONE,), "not in the format full: no sub-goal"),
-        (
-            ("model.context_length=100", "agent.memory_tokens=64"),
-            (act("note", "word " * 5), DONE),
-            "over model.context_length",
-        ),
-        (("agent.memory_tokens=32",), (act("note", "word " * 5),) * 3, "over agent.memory_tokens"),
-    ]
-    for overrides, said, reason in cases:
-        settings = recipe(model, "agent.planner.max_tokens=16", *overrides)
-        with pytest.raises(NotShowable) as caught:
-            shown(settings, trajectory("Pick one. " * 4, *said))
-        assert str(caught.value).startswith(reason)
 
 
 @pytest.mark.parametrize("lora", [(4, 8.0), None], ids=["lora", "full"])

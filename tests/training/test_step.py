@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from midflight.config import TrainingConfig
 from midflight.engines.base import GenerateRequest, Message, Sampling
 from midflight.engines.local import LocalEngine, load
+from midflight.recipe.config import TrainingConfig
 from midflight.training import step, update
 from midflight.training.drift import DriftError
 from midflight.training.packing import Row

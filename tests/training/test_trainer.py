@@ -12,13 +12,12 @@ from pydantic import Field
 from safetensors.torch import load_file
 
 from midflight.api import recipe_for
-from midflight.config import Recipe, RecipeError
 from midflight.errors import TrainingStopped, UserError
 from midflight.progress import Progress
+from midflight.recipe import Recipe, RecipeError
 from midflight.store import RunFolder, Store, read_metrics
 from midflight.tasks.base import Task
 from midflight.tools import tool
-from tests.training.tiny import make_tiny_model
 
 pytestmark = pytest.mark.model
 
@@ -43,11 +42,6 @@ def pick(letter: Annotated[str, Field(pattern="^[abc]{1,1}$")]) -> str:
 
 
 TASKS = [Task(str(number), f"Pick a letter, number {number}.", "a") for number in range(4)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def recipe(model: Path, *overrides: str, steps: int = 4) -> Recipe:

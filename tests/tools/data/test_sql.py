@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from midflight.config import load_recipe
 from midflight.errors import UserError
+from midflight.recipe import load_recipe
 from midflight.tools import ErrorKind, LimitedTool, Tool, ToolResult, make_toolset
-from tests.test_config import MINIMAL
+from tests.recipe.test_config import MINIMAL
 
 duckdb = pytest.importorskip("duckdb")
 

@@ -11,11 +11,11 @@ import pytest
 
 from midflight.agent import LLMExecutor, Query, StopReason
 from midflight.building import toolset_of
-from midflight.config import load_recipe
 from midflight.engines.base import BudgetSpent, EngineError, EngineGaveUp, FinishReason, Generation, PromptTooLong
 from midflight.engines.scripted import Script, ScriptedEngine
 from midflight.errors import UserError
-from midflight.tool_rules import has_frozen_models
+from midflight.recipe import load_recipe
+from midflight.recipe.tool_rules import has_frozen_models
 from midflight.tools import ErrorKind, InfrastructureError, ToolContext, ToolResult, make_toolset
 from midflight.tools.language import verify
 from midflight.tools.python import PythonTool

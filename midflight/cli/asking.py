@@ -1,0 +1,132 @@
+"""`midflight solve`, `eval` and `credit`: what asks questions of an agent and trains nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from midflight.cli.options import AskingOverrides, ModelOption, RecipeArgument, check_model, refuse, refuse_training
+from midflight.engines.base import EngineError
+from midflight.errors import UserError
+from midflight.recipe import load_recipe
+from midflight.recipe.rules import EMBEDDED_MODEL
+
+
+def solve(
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    overrides: AskingOverrides = None,
+    model: ModelOption = None,
+    recipe: Annotated[str | None, typer.Option(help="Default: the run's own, else quickstart.")] = None,
+) -> None:
+    """Answer one question, showing each turn as it happens."""
+    if not question.strip():
+        raise UserError("QUESTION is empty; write what to ask, in quotes")
+    words = [question, *(text for text in overrides or () if "=" not in text)]
+    if len(words) > 1:
+        quoted = shlex.join(["midflight", "solve", " ".join(words)])
+        raise UserError(f"{words[1]}: is no key=value, so quote the question: {quoted}")
+    check_model(model)
+    refuse_training(overrides or (), "solve")
+    run_recipe = model if model is not None and (Path(model) / "recipe.yaml").is_file() else "quickstart"
+    settings = load_recipe(recipe or run_recipe, overrides or (), tasks=False, training=False)
+
+    from midflight.agent.types import Query, Turn
+    from midflight.building import build_agent
+    from midflight.progress import Progress
+    from midflight.rendering import plain, render_turn
+
+    def show(turn: Turn) -> None:
+        print(render_turn(turn), flush=True)
+
+    progress = Progress()
+    if settings.agent.planner.engine is None:
+        progress.note(f"loading {model or settings.model.name}")
+    built = build_agent(settings, model, progress=progress)
+    try:
+        trajectory = asyncio.run(built.flow.run(Query(question, seed=settings.seed), on_turn=show))
+    finally:
+        built.close()
+    for line in built.ledger.lines():
+        progress.note(line)
+    if trajectory.answer is None:
+        raise EngineError(
+            f"no answer: {trajectory.stop_reason}: {trajectory.error or 'the run ended before one was made'}"
+        )
+    if not trajectory.answer.text:
+        raise EngineError(f"no answer: {trajectory.stop_reason}: the agent ended without one")
+    print(f"\n{trajectory.answer.text}")
+    for claim in trajectory.answer.claims:
+        if not claim.supported:
+            print(f"unsupported: {plain(claim.text)}")
+
+
+def evaluate(
+    recipe: RecipeArgument,
+    model: ModelOption = None,
+    overrides: AskingOverrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure a model on the recipe's held-out questions."""
+    check_model(model)
+    refuse_training(overrides or (), "eval")
+    settings = load_recipe(recipe, overrides or (), training=False)
+    if model is None and settings.agent.planner.engine is None:
+        raise UserError(f"--model: missing, as agent.planner.engine = null; name one, such as --model {EMBEDDED_MODEL}")
+
+    from midflight.evaluation.held_out import evaluate_model
+    from midflight.progress import Progress
+
+    text, data = evaluate_model(settings, model, Progress())
+    print(json.dumps(data) if as_json else text)
+
+
+def credit(
+    run: Annotated[Path, typer.Option(help="A run folder.")],
+    trajectory: Annotated[
+        int | None, typer.Argument(help="Its id in the run's store; without one the last are listed.")
+    ] = None,
+    continuations: Annotated[
+        int | None, typer.Option(min=1, help="From each state, at the training temperature. Default: 16.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Who continues. Default: the run's newest checkpoint.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the continuations. Default: the run's.")] = None,
+    group_only: Annotated[
+        bool, typer.Option("--group-only", help="No continuations and no model: the group's estimates alone.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write the values as a PNG.")] = None,
+    phase: Annotated[str | None, typer.Option(help="In the list: train, before or after.")] = None,
+    step: Annotated[int | None, typer.Option(help="In the list: a training step.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Which turn was the turning point: what each turn changed in the expected reward.
+
+    A state's value is the mean reward of continuations at the training temperature: greedy ones would all be the same.
+    """
+    drawn = {"--continuations": continuations, "--model": model, "--seed": seed}
+    if trajectory is None:
+        refuse({**drawn, "--group-only": group_only, "--plot": plot}, "needs a TRAJECTORY; give its id")
+    else:
+        refuse({"--phase": phase, "--step": step}, "filters the list; leave it out with a TRAJECTORY")
+    if group_only:
+        refuse(drawn, "does nothing with --group-only; leave one of them out")
+    check_model(model)
+
+    from midflight.evaluation import crediting
+    from midflight.progress import Progress
+
+    if trajectory is None:
+        text, lines = crediting.list_trajectories(run, phase, step)
+        print(json.dumps(lines) if as_json else text)
+        return
+    if plot is not None:
+        crediting.check_plot(plot)
+    how = None if group_only else crediting.Continuing(continuations or crediting.CONTINUATIONS, model, seed)
+    credited = crediting.credit_trajectory(run, trajectory, how, Progress())
+    print(json.dumps(credited.to_json()) if as_json else crediting.render_credit(credited))
+    if plot is not None:
+        crediting.plot(plot, credited)

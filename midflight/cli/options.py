@@ -1,0 +1,40 @@
+"""What several commands take, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from midflight.errors import UserError
+from midflight.recipe.rules import check_model_name
+
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A YAML file, a run folder, or a shipped recipe such as quickstart.")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as training.steps=10.")]
+AskingOverrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as agent.max_turns=6.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="A run folder, smollm2-135m, a Hub name or a model folder.")
+]
+
+
+def check_model(model: str | None) -> None:
+    if model is not None:
+        check_model_name(model, f"--model {model}")
+
+
+def refuse_training(overrides: Sequence[str], command: str) -> None:
+    """Refuse changes to what only training uses."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key.strip().split(".")[0] in ("training", "sft"):
+            raise UserError(f"{key.strip()} = {value}: does nothing in midflight {command}; leave it out")
+
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """Refuse the first option that was given."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise UserError(f"{name}: {why}")

@@ -1,0 +1,122 @@
+"""`midflight tools`: what there is and what it lacks, and one call of one tool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from midflight.building import Closable, context_of, tool_engine
+from midflight.engines.base import Engine
+from midflight.errors import UserError
+from midflight.recipe import Recipe, load_recipe
+from midflight.rendering import printable
+from midflight.tools import BUILTIN, FINISH, Scope, Tool, ToolResult, Toolset, make_toolset, options_of, tool_info
+from midflight.tools.own import is_own, load_own
+
+
+def listing() -> str:
+    """Every tool with its parameters, what it does, and what to do before it can be used."""
+    lines = []
+    for info in tool_info():
+        lines.append(f"{info.name}({', '.join(info.parameters.get('properties', {}))})")
+        lines.append(f"    {info.description}")
+        lines += [f"    missing: {info.missing}"] if info.missing else []
+    return "\n".join(lines)
+
+
+def try_tool(
+    name: str, arguments: Sequence[str], options: Sequence[str], recipe: str | None, seconds: float
+) -> ToolResult:
+    """Call one tool once, as in a trajectory of its own.
+
+    Args:
+        name: of a built-in tool, one of the recipe, or a place such as `file.py:attribute`.
+        arguments: `key=value`; a value is text where the tool's schema says so, else YAML.
+        options: `key=value` of the tool's options, over those of the recipe.
+        recipe: whose options, own tools, MCP servers, sandbox and engines are used.
+
+    Raises:
+        UserError: no such tool, wrong arguments or options, or something is missing.
+        InfrastructureError: a service that the tool needs does not answer.
+    """
+    toolset, closing = _toolset(name, options, recipe)
+    own = load_own(name).name if is_own(name) else name
+    try:
+        tool = toolset.get(own)
+        if tool is None or own == FINISH:
+            raise UserError(f"{name}: no such tool; there are: {', '.join((*toolset.names[:-1], *BUILTIN))}")
+        values = dict(_value(tool, *_pair(argument)) for argument in arguments)
+        reason = toolset.validate(own, values)
+        if reason is not None:
+            described = ", ".join(tool.parameters.get("properties", {}))
+            raise UserError(f"{name}: {reason}; write key=value for: {described or 'nothing, it takes none'}")
+        return asyncio.run(_call(toolset, own, values, seconds))
+    finally:
+        toolset.close()
+        for engine in closing:
+            engine.close()
+
+
+def shown(result: ToolResult) -> str:
+    """The text of a result, safe for a terminal."""
+    return "\n".join(printable(line) for line in result.text.splitlines())
+
+
+def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Toolset, Sequence[Closable]]:
+    """The toolset that has the tool, and engines to close; with a recipe, only what of it is needed is made."""
+    given: dict[str, Any] = {}
+    loaded: Recipe | None = None
+    servers: dict[str, Any] = {}
+    names = [name]
+    if recipe is not None:
+        loaded = load_recipe(recipe, tasks=False, training=False)
+        agent = loaded.agent
+        given = dict(agent.tool_options)
+        server = name.partition(".")[0]
+        if server in agent.mcp_servers:
+            names, servers = [], {server: agent.mcp_servers[server]}
+        for place in filter(is_own, agent.tools):
+            names = [place if one == load_own(place).name else one for one in names]
+    if names and names[0] not in BUILTIN and not is_own(names[0]):
+        raise UserError(f"{name}: no such tool; there are: {', '.join(BUILTIN)}")
+    key = load_own(names[0]).name if names and is_own(names[0]) else name
+    for one, value in map(_pair, options):
+        given[key] = {**given.get(key, {}), one: yaml.safe_load(value)}
+    engine: Engine | None = None
+    closing: Sequence[Closable] = ()
+    if names and names[0] in BUILTIN and (settings := options_of(name, given)).asks_engine:
+        if loaded is None:
+            raise UserError(f"{name}: asks a language model; name a recipe that has one with --recipe")
+        engine, closing = tool_engine(loaded, getattr(settings, "engine", None))
+    context = None if loaded is None else context_of(loaded, lambda _: engine)
+    try:
+        return make_toolset(names, {key: given[key]} if key in given else {}, context, servers=servers), closing
+    except BaseException:
+        for open_engine in closing:
+            open_engine.close()
+        raise
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"{text}: write key=value")
+    return key, value
+
+
+def _value(tool: Tool, key: str, text: str) -> tuple[str, Any]:
+    kind = tool.parameters.get("properties", {}).get(key, {}).get("type", "string")
+    try:
+        return key, text if kind == "string" else yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{key}={text}: not YAML ({error})") from error
+
+
+async def _call(toolset: Toolset, name: str, arguments: dict[str, Any], seconds: float) -> ToolResult:
+    async with Scope() as scope:
+        tool = toolset.scoped(scope).get(name)
+        assert tool is not None, "it was looked up before"
+        return await tool.call(arguments, seconds)

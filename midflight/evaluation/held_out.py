@@ -1,0 +1,72 @@
+"""`midflight eval`: a recipe's held-out questions, asked of one model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from midflight.errors import UserError
+from midflight.evaluation.report import comparison_table
+from midflight.evaluation.runner import evaluate
+from midflight.evaluation.statistics import summarise
+from midflight.progress import Progress
+from midflight.recipe import Recipe
+from midflight.recipe.config import HeldOutTasks, TaskSource
+from midflight.recipe.rules import is_task_file
+from midflight.rewards import score
+from midflight.tasks import Task, atlas_tasks, load_tasks
+
+
+def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tuple[str, dict[str, Any]]:
+    """Ask every question; returns the table as text and all figures as plain data.
+
+    `model` is the planner's; None where the recipe names an engine for it.
+    """
+    from midflight.building import build_agent
+
+    if recipe.eval_tasks is None:
+        raise UserError("eval_tasks = null: there is no question to ask; set eval_tasks.family and eval_tasks.count")
+    tasks = listed_tasks(recipe.eval_tasks)
+    name = model or recipe.agent.planner.engine or recipe.model.name
+    if model is not None:
+        progress.note(f"loading {model}")
+    built = build_agent(recipe, model, progress=progress)
+    try:
+        with progress.bar("evaluating", total=len(tasks) * recipe.evaluation.trials) as bar:
+            scored = asyncio.run(
+                evaluate(
+                    built.flow,
+                    tasks,
+                    trials=recipe.evaluation.trials,
+                    concurrency=recipe.evaluation.concurrency,
+                    seed=recipe.seed,
+                    score=score,
+                    on_done=lambda _: bar.advance(),
+                )
+            )
+    finally:
+        built.close()
+    result = summarise(scored, resamples=recipe.evaluation.bootstrap, seed=recipe.seed)
+    for line in built.ledger.lines():
+        progress.note(line)
+    if result.stop_reasons.get("budget"):
+        progress.note(
+            f"budget spent: {result.stop_reasons['budget']} trajectories ended without an answer, counted wrong"
+        )
+    used = {"usage": built.ledger.to_json()} if built.ledger.of else {}
+    return comparison_table({name: result}), result.to_json() | used
+
+
+def listed_tasks(source: HeldOutTasks | None) -> list[Task]:
+    """The held-out questions, in order."""
+    if source is None:
+        return []
+    if not is_task_file(source.family):
+        assert source.count is not None, "recipe_rules.check lets no endless source through"
+        return atlas_tasks(source.split, source.count, source.seed, source.kinds)
+    return file_tasks(source)[: source.count]
+
+
+def file_tasks(source: TaskSource) -> list[Task]:
+    """The questions of a task file that are of the wanted kinds, in order."""
+    return [task for task in load_tasks(source.family) if source.kinds is None or task.kind in source.kinds]

@@ -1,0 +1,101 @@
+"""A language model by any name a user may give: the embedded one, a Hub name, a folder, a checkpoint, a run.
+
+torch is imported where a model is loaded, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from midflight.errors import UserError
+from midflight.recipe import Recipe
+from midflight.store.folder import RunFolder
+from midflight.store.seals import STATE, fault, newest_whole
+
+if TYPE_CHECKING:
+    from midflight.engines.local import LoadedModel
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Hide PEFT's FutureWarning about transformers: no reader can act on it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def load_named(recipe: Recipe, name: str) -> LoadedModel:
+    """A plain model with the recipe's dtype and device.
+
+    Raises:
+        UserError: it cannot be loaded, or this machine has no such device.
+    """
+    from midflight.engines.local import load
+    from midflight.engines.local.models import has_device
+
+    device = recipe.model.device
+    if not has_device(device):
+        raise UserError(f"model.device = {device}: torch finds none on this machine; set model.device=auto")
+    return load(name, dtype=recipe.model.dtype, device=recipe.model.device)
+
+
+def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple[LoadedModel, str]:
+    """A model by any name a user may give, adapters merged in; and the name of the model all training began with.
+
+    `say` gets a line for each checkpoint of a run that is passed over.
+    """
+    from midflight.engines.local import ModelError
+
+    folder = Path(name)
+    if (folder / "recipe.yaml").is_file():
+        folder = trained_folder(folder, say)
+    elif (folder / STATE).is_file() and (reason := fault(folder)):
+        raise ModelError(f"model.name={name}: the checkpoint is not whole ({reason}); name another, or its run")
+    base = _base_of(folder)
+    if base is not None and Path(base).resolve() == folder.resolve():
+        raise ModelError(f"model.name={name}: it names itself as its base; mend adapter_config.json")
+    if not (folder / "adapter_config.json").is_file():
+        name = str(folder) if folder.is_dir() else name
+        return load_named(recipe, name), _root_of(base) if base is not None else name
+    from peft import PeftModel
+
+    assert base is not None, "an adapter names its base"
+    loaded, root = load_trained(recipe, base, say)
+    with quiet_peft():
+        merged = PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
+    from midflight.engines.local import LoadedModel
+
+    return LoadedModel(str(folder), merged.eval().requires_grad_(False), loaded.tokenizer, loaded.device), root
+
+
+def trained_folder(run: Path, say: Callable[[str], None]) -> Path:
+    """The newest whole checkpoint of a run folder.
+
+    Raises:
+        UserError: it has none.
+    """
+    newest = newest_whole(RunFolder(run).checkpoints, say)
+    if newest is None:
+        from midflight.engines.local import ModelError
+
+        raise ModelError(f"--model {run}: the run has no checkpoint yet; let it train, or name another model")
+    return newest
+
+
+def _base_of(folder: Path) -> str | None:
+    """What a checkpoint or an adapter was trained from; None for a plain model."""
+    for file, key in (("adapter_config.json", "base_model_name_or_path"), ("state.json", "base")):
+        if (folder / file).is_file():
+            return str(json.loads((folder / file).read_text())[key])
+    return None
+
+
+def _root_of(name: str) -> str:
+    """The model all training began with, from one that was trained from another."""
+    base = _base_of(Path(name))
+    return name if base is None else _root_of(base)
