@@ -31,6 +31,11 @@ _BYTES_A_TOKEN = 3
 """Of text in general a token has more; code and numbers come close."""
 
 
+def says_too_long(error: PromptRefused) -> bool:
+    """Whether a server refuses a text for its length."""
+    return any(phrase in str(error).lower() for phrase in _TOO_LONG)
+
+
 def estimated_tokens(text: str) -> int:
     """Tokens that `text` takes, rather too many than too few: the server's tokenizer is not known here."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_A_TOKEN)
@@ -42,7 +47,8 @@ class Endpoint:
 
     Args:
         model: as the server calls it.
-        api: `chat` has the server apply a chat template; `completions` continues plain text.
+        api: `chat` has the server apply a chat template; `completions` continues plain text; `embeddings` is for
+            `EmbeddingEngine`.
         structured: what the server can hold a text to: `json_schema` (`response_format` as OpenAI has it),
             `json_object` (as llama.cpp has it), `grammar` (vLLM's `structured_outputs` with Lark grammars), or nothing.
         context_length: most tokens of prompt and answer.
@@ -51,7 +57,7 @@ class Endpoint:
     """
 
     model: str
-    api: Literal["chat", "completions"] = "chat"
+    api: Literal["chat", "completions", "embeddings"] = "chat"
     structured: Structured = "none"
     context_length: int = 32_768
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
@@ -182,8 +188,8 @@ class TextEngine:
         """Put tokens and money into `used`; a server that does not say is counted by estimate."""
         said = answer.get("usage")
         said = said if isinstance(said, Mapping) else {}
-        used.prompt_tokens = _whole(said.get("prompt_tokens"), prompt)
-        drawn = _whole(said.get("completion_tokens"), None)
+        used.prompt_tokens = whole(said.get("prompt_tokens"), prompt)
+        drawn = whole(said.get("completion_tokens"), None)
         used.completion_tokens = (
             self.count_tokens(read_choice(answer, self.endpoint.api)[0]) if drawn is None else drawn
         )
@@ -211,7 +217,7 @@ class OpenAIEngine(TextEngine):
         try:
             return await self.client.ask(path, body, read, tokens=tokens, before=before)
         except PromptRefused as error:
-            if any(phrase in str(error).lower() for phrase in _TOO_LONG):
+            if says_too_long(error):
                 raise PromptTooLong(str(error)) from None
             raise
 
@@ -262,5 +268,6 @@ def _is_strict(schema: Any) -> bool:
 T = TypeVar("T")
 
 
-def _whole(value: object, otherwise: T) -> int | T:
+def whole(value: object, otherwise: T) -> int | T:
+    """A count as a server says it; `otherwise` where it says none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise

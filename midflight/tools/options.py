@@ -53,9 +53,9 @@ class ToolOptions(BaseModel):
         return any(getattr(self, name) for name in ToolOptions.model_fields)
 
     @property
-    def asks_engine(self) -> bool:
-        """Whether the tool asks a language model."""
-        return False
+    def engines(self) -> frozenset[str | None]:
+        """The engines that the tool asks, by name; None is that of the modules which are not trained."""
+        return frozenset()
 
     def missing(self) -> str:
         """What there is to do before the tool can work (set a key, name a file); empty when nothing."""

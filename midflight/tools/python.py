@@ -48,8 +48,8 @@ class PythonOptions(WorkspaceOptions):
         return self
 
     @property
-    def asks_engine(self) -> bool:
-        return self.from_task
+    def engines(self) -> frozenset[str | None]:
+        return frozenset({self.engine} if self.from_task else ())
 
 
 class PythonTool(SandboxTool):
