@@ -161,6 +161,7 @@ def assemble(
         else LastResultGenerator(),
         toolset,
         max_turns=agent.max_turns,
+        max_calls=agent.max_calls,
         max_seconds=agent.max_seconds,
         memory_tokens=agent.memory_tokens,
         tool_seconds=agent.tool_seconds,

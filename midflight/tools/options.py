@@ -37,7 +37,7 @@ class ToolOptions(BaseModel):
     seconds: float | None = Field(default=None, gt=0)
     """Time limit of a call; null: `agent.tool_seconds`."""
     max_calls: int | None = Field(default=None, ge=1)
-    """Calls in one trajectory; one more is refused with `call_limit`. Null: `agent.max_turns` alone bounds them."""
+    """Calls in one trajectory; one more is refused with `call_limit`. Null: `agent.max_calls` alone bounds them."""
     result_characters: int | None = Field(default=None, ge=200)
     """A longer result keeps its head and its tail; the store has the whole. Null: never cut."""
     retries: int = Field(default=0, ge=0, le=10)
