@@ -140,7 +140,7 @@ async def _openalex(options: LiteratureOptions, query: str) -> list[Paper]:
     return [
         Paper(
             title=_plain(entry.get("display_name")),
-            authors=_few([_plain(_at(one, "author", "display_name")) for one in entry.get("authorships") or ()]),
+            authors=_few([_plain(_at(one, "author", "display_name")) for one in _items(entry.get("authorships"))]),
             year=str(entry.get("publication_year") or ""),
             venue=_plain(_at(entry, "primary_location", "source", "display_name")),
             link=_doi(entry.get("doi")) or str(entry.get("id") or ""),
@@ -176,6 +176,10 @@ def _at(value: Any, *path: str) -> Any:
     return value
 
 
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _each_once(papers: list[Paper]) -> list[Paper]:
     """The first of those with one title."""
     kept: dict[str, Paper] = {}
@@ -202,5 +206,6 @@ def _uninverted(index: object) -> str:
     """An abstract from OpenAlex' index of the places of its words."""
     if not isinstance(index, Mapping):
         return ""
-    placed = [(place, str(word)) for word, places in index.items() if isinstance(places, list) for place in places]
+    places = ((place, str(word)) for word, places in index.items() for place in _items(places))
+    placed = [(place, word) for place, word in places if isinstance(place, int)]
     return " ".join(word for _, word in sorted(placed))
