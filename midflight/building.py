@@ -35,6 +35,7 @@ from midflight.engines.remote import remote_engine
 from midflight.errors import UserError
 from midflight.progress import Progress
 from midflight.sandbox.choose import shared_sandbox
+from midflight.sandbox.workspace import StartFiles
 from midflight.store import RunFolder
 from midflight.store.seals import STATE, fault, newest_whole
 from midflight.tool_rules import has_frozen_models
@@ -104,7 +105,7 @@ def context_of(recipe: Recipe, engine: Callable[[str | None], Engine | None]) ->
     return ToolContext(
         engine=ask,
         sandbox=lambda: shared_sandbox(options),
-        files=Path(options.files) if options.files else None,
+        files=StartFiles(Path(options.files)) if options.files else None,
         keep=Path(options.keep) if options.keep else None,
     )
 

@@ -20,6 +20,7 @@ from midflight.engines.base import Engine
 from midflight.errors import UserError
 from midflight.paths import cache_folder
 from midflight.sandbox.base import Sandbox
+from midflight.sandbox.workspace import StartFiles
 
 Options = TypeVar("Options", bound="ToolOptions")
 
@@ -81,7 +82,7 @@ class ToolContext:
     """An engine by its name in the recipe; None is that of the modules which are not trained. Called when needed."""
     sandbox: Callable[[], Sandbox] = _auto_sandbox
     """Where code that a model wrote runs; called when a tool that needs it is made."""
-    files: Path | None = None
+    files: StartFiles | None = None
     """What a workspace in it begins with."""
     keep: Path | None = None
     """Where a workspace goes at the end."""

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from midflight.engines.base import Engine, FinishReason, Sampling
 from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox.base import Limits, Python, Sandbox
+from midflight.sandbox.workspace import StartFiles
 from midflight.tools.base import ErrorKind, Tool, ToolError, ToolResult
 from midflight.tools.language.asking import drawn
 from midflight.tools.options import ToolContext
@@ -81,7 +82,7 @@ class PythonTool(SandboxTool):
         sampling: Sampling | None = None,
         limits: Limits | None = None,
         keep: Path | None = None,
-        files: Path | None = None,
+        files: StartFiles | None = None,
     ) -> None:
         super().__init__(sandbox, limits=limits, keep=keep, files=files)
         if keep_state and not sandbox.full:
