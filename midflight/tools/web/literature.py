@@ -70,16 +70,16 @@ def search_literature(options: LiteratureOptions, context: ToolContext) -> Tool:
         asked = [_SEARCHES[source](options, query.strip()) for source in options.sources]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         papers: list[Paper] = []
-        failed: list[InfrastructureError] = []
+        failed: list[InfrastructureError | ToolError] = []
         for answer in answers:
-            if isinstance(answer, InfrastructureError):
+            if isinstance(answer, InfrastructureError | ToolError):
                 failed.append(answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 papers += answer
         if len(failed) == len(answers):
-            raise failed[0]
+            raise next((error for error in failed if isinstance(error, InfrastructureError)), failed[0])
         lines = [paper.text(number, query) for number, paper in enumerate(_each_once(papers), 1)]
         told = [f"(no answer from {error})" for error in failed]
         if not lines:
