@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from midflight.engines.base import EngineGaveUp, GenerateRequest, Generation, PromptTooLong
 from midflight.engines.http import Client, Malformed, PromptRefused, Usage
-from midflight.engines.openai import Endpoint, TextEngine, says_too_long, whole
+from midflight.engines.openai import Endpoint, TextEngine, says_too_long
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,8 @@ class EmbeddingEngine(TextEngine):
         try:
             rows, said = await self.client.ask("/embeddings", body, read, tokens=tokens, before=self._counter(used))
             used.requests = 1
-            used.prompt_tokens = whole(said.get("prompt_tokens") if isinstance(said, Mapping) else None, tokens)
+            counted = said.get("prompt_tokens") if isinstance(said, Mapping) else None
+            used.prompt_tokens = counted if type(counted) is int and counted >= 0 else tokens
             used.money = used.prompt_tokens * self._prices.prompt / 1e6
             return rows
         except PromptRefused as error:

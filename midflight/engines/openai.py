@@ -188,8 +188,8 @@ class TextEngine:
         """Put tokens and money into `used`; a server that does not say is counted by estimate."""
         said = answer.get("usage")
         said = said if isinstance(said, Mapping) else {}
-        used.prompt_tokens = whole(said.get("prompt_tokens"), prompt)
-        drawn = whole(said.get("completion_tokens"), None)
+        used.prompt_tokens = _whole(said.get("prompt_tokens"), prompt)
+        drawn = _whole(said.get("completion_tokens"), None)
         used.completion_tokens = (
             self.count_tokens(read_choice(answer, self.endpoint.api)[0]) if drawn is None else drawn
         )
@@ -268,6 +268,5 @@ def _is_strict(schema: Any) -> bool:
 T = TypeVar("T")
 
 
-def whole(value: object, otherwise: T) -> int | T:
-    """A count as a server says it; `otherwise` where it says none."""
+def _whole(value: object, otherwise: T) -> int | T:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
