@@ -12,7 +12,7 @@ from midflight.agent import ErrorKind, LLMExecutor, Query, StopReason, Trajector
 from midflight.engines.scripted import ScriptedEngine
 from midflight.sandbox import Outcome
 from midflight.sandbox.bubblewrap import BubblewrapSandbox
-from midflight.tools.python import PythonTool
+from midflight.tools.programs.python import PythonTool
 from tests.agent.doubles import compact_flow, prompt
 from tests.sandbox.attacks import ATTACKS, Attack
 

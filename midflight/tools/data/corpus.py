@@ -13,7 +13,7 @@ from midflight.tools.data import vectors
 from midflight.tools.data.index import documents, index_name, search
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext, installed, to_install
-from midflight.tools.retrieval import RetrievalOptions, embedder_of
+from midflight.tools.reading.retrieval import RetrievalOptions, embedder_of
 from midflight.tools.worker import run_in_worker
 
 

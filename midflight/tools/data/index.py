@@ -17,8 +17,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from midflight.tools.base import InfrastructureError, ToolError
-from midflight.tools.documents import document_text
-from midflight.tools.passages import TOKENIZER, match_expression, paragraphs
+from midflight.tools.reading.documents import document_text
+from midflight.tools.reading.passages import TOKENIZER, match_expression, paragraphs
 
 INDEX_VERSION = 2
 """Raise when the tables, the passages or the tokenizer change."""

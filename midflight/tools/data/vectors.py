@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from midflight.engines.base import Embedder
 from midflight.tools.base import InfrastructureError
 from midflight.tools.data.index import known, opened, shown, update
-from midflight.tools.retrieval import embedded
+from midflight.tools.reading.retrieval import embedded
 from midflight.tools.worker import run_in_worker
 
 AT_ONCE = 512

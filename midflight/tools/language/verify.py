@@ -11,12 +11,12 @@ from typing import Annotated
 from pydantic import Field
 
 from midflight.tools.base import Tool, ToolError, one_line
-from midflight.tools.documents import document_text
 from midflight.tools.function import tool
 from midflight.tools.language.asking import EngineOptions, ask, fenced
 from midflight.tools.options import ToolContext
-from midflight.tools.passages import best_passages, paragraphs
-from midflight.tools.retrieval import RetrievalOptions, embedder_of, nearest
+from midflight.tools.reading.documents import document_text
+from midflight.tools.reading.passages import best_passages, paragraphs
+from midflight.tools.reading.retrieval import RetrievalOptions, embedder_of, nearest
 from midflight.tools.web.http import Web, WebOptions, check_page
 from midflight.tools.worker import run_in_worker
 

@@ -17,7 +17,7 @@ from pydantic import Field
 from midflight.tools.base import InfrastructureError, Tool, ToolError, TransientError
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
-from midflight.tools.passages import best_passages, split_passages
+from midflight.tools.reading.passages import best_passages, split_passages
 from midflight.tools.text import without_tags
 from midflight.tools.web.http import Answer, Web, WebOptions, check_service, json_of
 

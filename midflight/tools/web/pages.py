@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import Field
 
 from midflight.tools.base import Tool, ToolError
-from midflight.tools.documents import document_text
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
-from midflight.tools.retrieval import RetrievalOptions, excerpt_by
+from midflight.tools.reading.documents import document_text
+from midflight.tools.reading.retrieval import RetrievalOptions, excerpt_by
 from midflight.tools.web.http import Web, WebOptions, check_page
 from midflight.tools.worker import run_in_worker
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from midflight.tools.base import Tool, ToolError, TransientError
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
-from midflight.tools.retrieval import RetrievalOptions, excerpt_by
+from midflight.tools.reading.retrieval import RetrievalOptions, excerpt_by
 from midflight.tools.web.http import Web, WebOptions, check_service, json_of
 
 _SERVICE = "Wikipedia"

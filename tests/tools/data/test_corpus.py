@@ -15,7 +15,7 @@ from midflight.tools import ErrorKind, InfrastructureError, Tool, ToolContext, T
 from midflight.tools.data import index as corpus
 from midflight.tools.data.index import index_name, search
 from tests.tools.pdf import pdf
-from tests.tools.test_documents import ARTICLE
+from tests.tools.reading.test_documents import ARTICLE
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from midflight.sandbox.workspace import StartFiles
 from midflight.tools.base import ErrorKind, Tool, ToolError, ToolResult
 from midflight.tools.language.asking import drawn
 from midflight.tools.options import ToolContext
-from midflight.tools.workspace import SandboxTool, WorkspaceOptions, result_of
+from midflight.tools.programs.workspace import SandboxTool, WorkspaceOptions, result_of
 
 SYSTEM = Template("""You write one Python program that does a task and prints its result.
 There is $packages, and no network. Files are in the current folder.

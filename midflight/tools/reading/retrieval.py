@@ -12,7 +12,7 @@ from midflight.errors import UserError
 from midflight.tools.base import ToolError
 from midflight.tools.language.asking import engine_errors_as_tools
 from midflight.tools.options import ToolContext, ToolOptions
-from midflight.tools.passages import excerpt, head, joined, paragraphs
+from midflight.tools.reading.passages import excerpt, head, joined, paragraphs
 from midflight.tools.worker import run_in_worker
 
 if TYPE_CHECKING:

@@ -27,10 +27,11 @@ from midflight.sandbox.options import SandboxOptions
 from midflight.sandbox.unsafe import UnsafeSandbox
 from midflight.sandbox.wasi import WasiSandbox
 from midflight.sandbox.workspace import StartFiles
-from midflight.tools import ErrorKind, Scope, ToolCall, Toolset, workspace
+from midflight.tools import ErrorKind, Scope, ToolCall, Toolset
 from midflight.tools.options import ToolContext
-from midflight.tools.python import PythonTool
-from midflight.tools.workspace import WorkspaceOptions, workspace_tools
+from midflight.tools.programs import workspace
+from midflight.tools.programs.python import PythonTool
+from midflight.tools.programs.workspace import WorkspaceOptions, workspace_tools
 from tests.sandbox.ready import need_bubblewrap
 
 
