@@ -236,8 +236,7 @@ class AgentFlow:
 
 def calls_of(turns: Iterable[Turn]) -> Counter[str]:
     """How often each tool was called; what was refused for its limit was not."""
-    called = (turn.call.tool for turn in turns if turn.call and turn.result.error is not ErrorKind.CALL_LIMIT)
-    return Counter(name for name in called if name != FINISH)
+    return Counter(turn.call.tool for turn in turns if turn.call and turn.result.error is not ErrorKind.CALL_LIMIT)
 
 
 def _record(index: int, plan: Plan, execution: Execution, verification: Verification | None, seconds: float) -> Turn:

@@ -59,10 +59,10 @@ def test_finished() -> None:
 
 def test_the_calls_of_all_tools_together_are_bounded_and_the_planner_reads_it() -> None:
     border = LookupTool("border", {"Peru": "Chile"})
-    asked = ["population: Peru", "nosuch: Peru", "border: Peru", "population: Chad", "border: Peru", "finish"]
+    names = ("population: Peru", "nosuch: Peru", "border: Peru", "population: Chad", "border: Peru", "nosuch: Peru")
     executor = ScriptedEngine(lambda request: '{"key": "Peru"}')
     tools = (population(), border)
-    flow, engine = compact_flow(asked, *tools, executor=LLMExecutor(executor), max_turns=8, max_calls=2)
+    flow, engine = compact_flow([*names, "finish"], *tools, executor=LLMExecutor(executor), max_turns=8, max_calls=2)
     trajectory = asyncio.run(flow.run(PERU))
     refused = ToolResult(
         "the 2 calls that one question may have were made; finish with what is known", ErrorKind.CALL_LIMIT
@@ -73,6 +73,7 @@ def test_the_calls_of_all_tools_together_are_bounded_and_the_planner_reads_it() 
         None,
         ErrorKind.CALL_LIMIT,
         ErrorKind.CALL_LIMIT,
+        ErrorKind.UNKNOWN_TOOL,
         None,
     ]
     assert [(turn.call, turn.result) for turn in trajectory.turns[3:5]] == [(None, refused), (None, refused)]
