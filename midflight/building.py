@@ -36,6 +36,7 @@ from midflight.recipe import Recipe, RecipeError
 from midflight.recipe.config import ModuleConfig, PlannerConfig
 from midflight.recipe.tool_rules import has_frozen_models
 from midflight.sandbox.choose import shared_sandbox
+from midflight.sandbox.workspace import StartFiles
 from midflight.tools import ToolContext, make_toolset
 from midflight.tools.base import Tool, Toolset
 
@@ -94,7 +95,7 @@ def context_of(recipe: Recipe, engine: Callable[[str | None], Engine | None]) ->
     return ToolContext(
         engine=ask,
         sandbox=lambda: shared_sandbox(options),
-        files=Path(options.files) if options.files else None,
+        files=StartFiles(Path(options.files)) if options.files else None,
         keep=Path(options.keep) if options.keep else None,
     )
 
@@ -151,6 +152,7 @@ def assemble(
         else LastResultGenerator(),
         toolset,
         max_turns=agent.max_turns,
+        max_calls=agent.max_calls,
         max_seconds=agent.max_seconds,
         memory_tokens=agent.memory_tokens,
         tool_seconds=agent.tool_seconds,

@@ -40,7 +40,7 @@ def reference() -> str:
             parts.append(f"Needs `pip install 'midflight[{builtin.extra}]'`.")
         if issubclass(model, WebOptions):
             parts.append("Speaks to the network.")
-        if model.model_construct().asks_engine:
+        if model.model_construct().engines:
             parts.append("Asks a language model.")
         if not model.cacheable:
             parts.append("Cannot be cached.")

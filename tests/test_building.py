@@ -44,14 +44,18 @@ def test_rule_modules_take_no_engine_and_language_models_take_the_frozen_one() -
         assert isinstance(flow.planner, LLMPlanner)
         assert (flow.planner.engine, flow.planner.sampling.temperature) == (planner, temperature)
         assert flow.grounded and flow.planner.grounded and flow.planner.nearest_examples == 1
-        assert flow.max_turns == rules.agent.max_turns and flow.memory_tokens == rules.agent.memory_tokens
-    models = load_recipe("four-llm", ["agent.verifier.max_tokens=33", "agent.query_analysis=true"])
+        assert (
+            flow.max_calls is None
+            and flow.max_turns == rules.agent.max_turns
+            and flow.memory_tokens == rules.agent.memory_tokens
+        )
+    models = load_recipe("four-llm", ["agent.verifier.max_tokens=33", "agent.query_analysis=true", "agent.max_calls=3"])
     assert models.agent.has_frozen_models
     flow = building.assemble(models, building.toolset_of(models), planner, frozen, training=True)
     for module, kind in ((flow.executor, LLMExecutor), (flow.verifier, LLMVerifier), (flow.generator, LLMGenerator)):
         assert isinstance(module, kind) and module.engine is frozen  # type: ignore[attr-defined]
     assert isinstance(flow.verifier, LLMVerifier) and flow.verifier.sampling.max_tokens == 33
-    assert flow.analyst is not None
+    assert flow.analyst is not None and flow.max_calls == 3
 
 
 def test_a_context_below_the_smallest_prompt_is_refused() -> None:

@@ -20,7 +20,7 @@ from midflight.tasks import AtlasSampler, load_tasks
 from midflight.tasks.atlas import KINDS
 from midflight.tools import BUILTIN
 from midflight.tools.base import ErrorKind
-from midflight.tools.world import countries
+from midflight.tools.facts.world import countries
 
 ROOT = Path(__file__).resolve().parent.parent
 

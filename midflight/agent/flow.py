@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -55,6 +56,7 @@ class AgentFlow:
 
     Args:
         max_turns: most turns of a trajectory.
+        max_calls: most calls of its tools together; one more is refused with CALL_LIMIT. None: `max_turns` bounds them.
         max_seconds: wall clock of a trajectory; a running tool is interrupted. When more than half of it was one wait
             of a module for its engine, the end is INFRASTRUCTURE; whatever a tool waits for is the tool's time.
         memory_tokens: budget of the rendered memory.
@@ -74,6 +76,7 @@ class AgentFlow:
     toolset: Toolset
     _: KW_ONLY
     max_turns: int = 5
+    max_calls: int | None = None
     max_seconds: float = 120.0
     memory_tokens: int = 512
     tool_seconds: float = 10.0
@@ -106,7 +109,7 @@ class AgentFlow:
             ValueError: the turns of `history` are not numbered 1, 2, and so on.
         """
         started = self.clock()
-        scope = Scope()
+        scope = Scope(calls_of(history))
         run = _Run(query, Memory(self.memory_tokens), self.toolset.scoped(scope), cancel, analysis or "")
         for turn in history:
             run.memory.append(turn)
@@ -159,13 +162,7 @@ class AgentFlow:
         if action is not None and action.tool == FINISH:
             execution = Execution(ToolCall(FINISH, {}), ToolResult(""))
         elif action is not None:
-            seed = request_seed(query.seed, "executor", index)
-            try:
-                resolved = replace(action, context=resolve(action.context, memory.turns)) if self.grounded else action
-            except ReferenceNotFound as problem:
-                execution = Execution(None, ToolResult(str(problem), ErrorKind.INVALID_ARGUMENTS))
-            else:
-                execution = await self._executed(run, resolved, seed)
+            execution = await self._executed(run, action, request_seed(query.seed, "executor", index))
             verification = await self._asked(
                 run,
                 "verifier",
@@ -199,13 +196,21 @@ class AgentFlow:
 
     async def _executed(self, run: _Run, action: Action, seed: int | None) -> Execution:
         """`_retried` of the executor: until it calls the tool it waits for its engine, if for anything."""
+        turns = run.memory.turns
+        if self.max_calls is not None and action.tool in run.toolset and calls_of(turns).total() >= self.max_calls:
+            said = f"the {self.max_calls} calls that one question may have were made; finish with what is known"
+            return Execution(None, ToolResult(said, ErrorKind.CALL_LIMIT))
+        try:
+            resolved = replace(action, context=resolve(action.context, turns)) if self.grounded else action
+        except ReferenceNotFound as problem:
+            return Execution(None, ToolResult(str(problem), ErrorKind.INVALID_ARGUMENTS))
 
         def calling() -> None:
             run.asked = None
 
         async def execute() -> Execution:
             run.asked = run.asked or ("executor", self.clock())
-            return await self.executor.execute(action, run.toolset, self.tool_seconds, seed, calling)
+            return await self.executor.execute(resolved, run.toolset, self.tool_seconds, seed, calling)
 
         execution = await self._retried("executor", execute)
         run.asked = None
@@ -227,6 +232,11 @@ class AgentFlow:
                     raise InfrastructureError(f"{module} failed {attempt + 1} times: {error}") from error
             await asyncio.sleep(self.backoff * 2**attempt)
         raise ValueError(f"retries={self.retries} must be 0 or more")
+
+
+def calls_of(turns: Iterable[Turn]) -> Counter[str]:
+    """How often each tool was called; what was refused for its limit was not."""
+    return Counter(turn.call.tool for turn in turns if turn.call and turn.result.error is not ErrorKind.CALL_LIMIT)
 
 
 def _record(index: int, plan: Plan, execution: Execution, verification: Verification | None, seconds: float) -> Turn:

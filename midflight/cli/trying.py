@@ -85,18 +85,20 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Too
     key = load_own(names[0]).name if names and is_own(names[0]) else name
     for one, value in map(_pair, options):
         given[key] = {**given.get(key, {}), one: yaml.safe_load(value)}
-    engine: Engine | None = None
-    closing: Sequence[Closable] = ()
-    if names and names[0] in BUILTIN and (settings := options_of(name, given)).asks_engine:
-        if loaded is None:
-            raise UserError(f"{name}: asks a language model; name a recipe that has one with --recipe")
-        engine, closing = tool_engine(loaded, getattr(settings, "engine", None))
-    context = None if loaded is None else context_of(loaded, lambda _: engine)
+    engines: dict[str | None, Engine] = {}
+    closing: list[Closable] = []
     try:
+        if names and names[0] in BUILTIN and (asked := options_of(name, given).engines):
+            if loaded is None:
+                raise UserError(f"{name}: asks a language model; name a recipe that has one with --recipe")
+            for engine_name in sorted(asked, key=str):
+                engines[engine_name], opened = tool_engine(loaded, engine_name)
+                closing += opened
+        context = None if loaded is None else context_of(loaded, engines.get)
         return make_toolset(names, {key: given[key]} if key in given else {}, context, servers=servers), closing
     except BaseException:
-        for open_engine in closing:
-            open_engine.close()
+        for engine in closing:
+            engine.close()
         raise
 
 

@@ -6,9 +6,14 @@ it was drawn from (temperature, truncation and grammar mask included), so a trai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class EngineError(Exception):
@@ -137,4 +142,22 @@ class Engine(Protocol):
 
     def count_tokens(self, text: str) -> int:
         """Tokens that `text` takes as plain text."""
+        ...
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """A model that gives each text a vector: the nearer two texts in meaning, the larger the product of theirs."""
+
+    @property
+    def vectors(self) -> str:
+        """Which model they are of, and where; vectors under one such name can be compared."""
+        ...
+
+    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """One row of length 1 a text, in order, for one text or more.
+
+        Raises:
+            PromptTooLong, EngineError, BudgetSpent: as `Engine.generate`.
+        """
         ...

@@ -38,8 +38,9 @@ class EngineConfig(Section):
     """Where the server is, with `/v1` where it has that, such as http://127.0.0.1:8000/v1."""
     key_variable: str | None = None
     """Name of the environment variable with the key; the key itself never stands in a recipe. Null: no key."""
-    api: Literal["chat", "completions"] = "chat"
-    """`chat`: in the model's chat template. `completions`: as plain text."""
+    api: Literal["chat", "completions", "embeddings"] = "chat"
+    """`chat`: in the model's chat template. `completions`: as plain text. `embeddings` (with `openai`): an embedding
+    model, which tools name as `embeddings` and no module can."""
     structured: Literal["none", "json_schema", "json_object", "grammar"] = "none"
     """What the server holds a text to: a JSON schema in `response_format`, as OpenAI has it (`json_schema`) or as
     llama.cpp has it (`json_object`); Lark grammars in `structured_outputs` (vLLM with its guidance backend); or

@@ -30,6 +30,11 @@ _BYTES_A_TOKEN = 3
 """Of text in general a token has more; code and numbers come close."""
 
 
+def says_too_long(error: PromptRefused) -> bool:
+    """Whether a server refuses a text for its length."""
+    return any(phrase in str(error).lower() for phrase in _TOO_LONG)
+
+
 def estimated_tokens(text: str) -> int:
     """Tokens that `text` takes, rather too many than too few: the server's tokenizer is not known here."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_A_TOKEN)
@@ -157,7 +162,7 @@ class OpenAIEngine(TextEngine):
         try:
             return await self.client.ask(path, body, read, tokens=tokens, before=before)
         except PromptRefused as error:
-            if any(phrase in str(error).lower() for phrase in _TOO_LONG):
+            if says_too_long(error):
                 raise PromptTooLong(str(error)) from None
             raise
 

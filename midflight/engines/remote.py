@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from midflight.engines.config import EngineConfig
+from midflight.engines.embeddings import EmbeddingEngine
 from midflight.engines.http import Client, Ledger, Limits, Patience, Prices, ResponseCache
 from midflight.engines.litellm import LiteLLMEngine
 from midflight.engines.openai import OpenAIEngine
@@ -59,6 +60,8 @@ def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[Se
         return engine, closing
     assert settings.base_url is not None, "engine_rules lets no server without an address through"
     client = Client(settings.base_url, patience, key=key)
+    if settings.api == "embeddings":
+        return EmbeddingEngine(name, client, endpoint, ledger=ledger, prices=prices), closing
     if settings.provider == "vllm":
         from midflight.engines.vllm import VllmEngine, load_tokenizer  # tokenizer and grammars come with torch
 

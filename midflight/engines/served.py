@@ -20,7 +20,8 @@ class Endpoint:
 
     Args:
         model: as the server calls it.
-        api: `chat` has the server apply a chat template; `completions` continues plain text.
+        api: `chat` has the server apply a chat template; `completions` continues plain text; `embeddings` is for
+            `EmbeddingEngine`.
         structured: what the server can hold a text to: `json_schema` (`response_format` as OpenAI has it),
             `json_object` (as llama.cpp has it), `grammar` (vLLM's `structured_outputs` with Lark grammars), or nothing.
         context_length: most tokens of prompt and answer.
@@ -29,7 +30,7 @@ class Endpoint:
     """
 
     model: str
-    api: Literal["chat", "completions"] = "chat"
+    api: Literal["chat", "completions", "embeddings"] = "chat"
     structured: Structured = "none"
     context_length: int = 32_768
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"

@@ -126,6 +126,9 @@ class AgentConfig(Section):
     """The query analysis' engine settings; used when `query_analysis` is true."""
     max_turns: int = Field(default=5, ge=1)
     """Most turns of one trajectory; the planner is told which is the last."""
+    max_calls: int | None = Field(default=None, ge=1)
+    """Most calls of its tools together, `finish` left out; one more is refused with `call_limit`, which the planner
+    reads. Below `max_turns`; null: as many as turns."""
     max_seconds: float = Field(default=120.0, gt=0)
     """Wall clock of one trajectory, waiting for the engine included; a running tool is interrupted."""
     memory_tokens: int = Field(default=512, ge=32)

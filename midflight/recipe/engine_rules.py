@@ -20,6 +20,7 @@ _UNUSED = {
     "local": (*OPERATION, "api", "structured", "max_tokens_field", "tokenizer"),
 }
 """Keys that a provider has no use for."""
+_UNUSED_BY_EMBEDDINGS = ("structured", "max_tokens_field", "completion_price", "cache")
 _NAME = re.compile(r"[a-z0-9_-]+")
 
 
@@ -41,10 +42,13 @@ def check_engines(recipe: Recipe, *, training: bool) -> None:
             raise RecipeError(
                 f"agent.{module}.engine = {settings.engine}: no such engine; {hint}engines of this recipe: {known}"
             )
+    _check_writers(recipe)
     used = {settings.engine for settings in models.values()} | tool_engines(recipe)
     for name in recipe.engines:
         if name not in used:
-            raise RecipeError(f"engines.{name}: nothing uses it; set agent.generator.engine={name}, or remove it")
+            embeds = recipe.engines[name].api == "embeddings"
+            use = "agent.tool_options.read_url.embeddings" if embeds else "agent.generator.engine"
+            raise RecipeError(f"engines.{name}: nothing uses it; set {use}={name}, or remove it")
     for name, engine in recipe.engines.items():
         if engine.provider != "local" and engine.total_seconds >= recipe.agent.max_seconds:
             raise RecipeError(
@@ -58,10 +62,14 @@ def check_engines(recipe: Recipe, *, training: bool) -> None:
 
 
 def _check_engine(key: str, engine: EngineConfig) -> None:
-    for field in _UNUSED[engine.provider]:
+    if engine.api == "embeddings" and engine.provider == "vllm":
+        raise RecipeError(f"{key}.api = embeddings: takes provider openai, whose protocol a vLLM server speaks too")
+    unused = [(field, f"provider {engine.provider}") for field in _UNUSED[engine.provider]]
+    unused += [(field, "api embeddings") for field in _UNUSED_BY_EMBEDDINGS if engine.api == "embeddings"]
+    for field, by in unused:
         if getattr(engine, field) != EngineConfig.model_fields[field].default:
             shown = "" if field in ("key_variable", "base_url") else f" = {getattr(engine, field)}"
-            raise RecipeError(f"{key}.{field}{shown}: does nothing with provider {engine.provider}; remove it")
+            raise RecipeError(f"{key}.{field}{shown}: does nothing with {by}; remove it")
     if engine.key_variable is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", engine.key_variable):
         raise RecipeError(
             f"{key}.key_variable: not shown here, for it does not look like the name of an environment variable, such "
@@ -85,6 +93,16 @@ def _check_engine(key: str, engine: EngineConfig) -> None:
             f"{key}.attempt_seconds = {engine.attempt_seconds:g}: more than total_seconds = {engine.total_seconds:g}, "
             f"so it would never be reached; set {key}.total_seconds to {engine.attempt_seconds:g} or more"
         )
+
+
+def _check_writers(recipe: Recipe) -> None:
+    """No module asks an embedding model."""
+    for module, settings in recipe.agent.language_models.items():
+        if settings.engine is not None and recipe.engines[settings.engine].api == "embeddings":
+            raise RecipeError(
+                f"agent.{module}.engine = {settings.engine}: engines.{settings.engine}.api = embeddings writes no "
+                "text; name another engine"
+            )
 
 
 def _check_planner(recipe: Recipe, training: bool) -> None:

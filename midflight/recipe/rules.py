@@ -49,6 +49,11 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     _check_model(recipe)
     check_tools(recipe, own_tools, builtin_tools())
     check_sandbox(recipe)
+    if recipe.agent.max_calls is not None and recipe.agent.max_calls >= recipe.agent.max_turns:
+        raise RecipeError(
+            f"agent.max_calls = {recipe.agent.max_calls}: does nothing, as agent.max_turns = {recipe.agent.max_turns} "
+            "bounds the calls, one a turn; set it lower, or null"
+        )
     check_servers(recipe)
     _check_modules(recipe)
     check_engines(recipe, training=training)

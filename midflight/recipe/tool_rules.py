@@ -51,15 +51,28 @@ def check_tools(recipe: Recipe, given: Collection[str], known: Collection[str]) 
             model = ToolOptions if own else BUILTIN[name].options_model
             data = recipe.agent.tool_options.get(short, {})
             options = read_options(model, data, f"agent.tool_options.{short}")
-            engine = getattr(options, "engine", None)
-            if engine is not None and engine not in recipe.engines:
-                at = f"agent.tool_options.{short}.engine = {engine}"
-                known = ", ".join(recipe.engines) or "none"
-                raise RecipeError(
-                    f"{at}: no such engine; {did_you_mean(engine, recipe.engines)}engines of this recipe: {known}"
-                )
+            for option in ("engine", "embeddings"):
+                _check_engine(recipe, f"agent.tool_options.{short}.{option}", getattr(options, option, None), option)
     except UserError as error:
         raise RecipeError(str(error)) from error
+
+
+def _check_engine(recipe: Recipe, key: str, name: str | None, option: str) -> None:
+    """Refuse an engine that a tool names and that is not there, or not of the kind it takes.
+
+    Raises:
+        RecipeError: so it is.
+    """
+    if name is None:
+        return
+    if name not in recipe.engines:
+        hint, known = did_you_mean(name, recipe.engines), ", ".join(recipe.engines) or "none"
+        raise RecipeError(f"{key} = {name}: no such engine; {hint}engines of this recipe: {known}")
+    embeds = recipe.engines[name].api == "embeddings"
+    if embeds and option == "engine":
+        raise RecipeError(f"{key} = {name}: engines.{name}.api = embeddings writes no text; name another engine")
+    if not embeds and option == "embeddings":
+        raise RecipeError(f"{key} = {name}: gives no vectors; name an engine with api: embeddings")
 
 
 def check_sandbox(recipe: Recipe) -> None:
@@ -99,7 +112,7 @@ def tool_engines(recipe: Recipe) -> set[str | None]:
     models = {name: BUILTIN[name].options_model for name in recipe.agent.tools if name in BUILTIN}
     # Not validated again: a tool that the caller passes as an object may have the name of a built-in one.
     made = (model.model_construct(**given.get(name, {})) for name, model in models.items())
-    return {getattr(options, "engine", None) for options in made if options.asks_engine}
+    return {engine for options in made for engine in options.engines}
 
 
 def has_frozen_models(recipe: Recipe) -> bool:

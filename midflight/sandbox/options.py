@@ -40,7 +40,8 @@ class SandboxOptions(Section):
     """Distributions that programs may import, with what they require, as far as they are installed beside Midflight;
     wasi has the standard library alone."""
     files: str | None = None
-    """A folder whose files every trajectory's workspace begins with; relative to the recipe. Null: it begins empty."""
+    """A folder whose files every trajectory's workspace begins with, as they are when the first one does; relative to
+    the recipe. Null: it begins empty."""
     keep: str | None = None
     """A folder that the files of each trajectory go to, into its next `workspace-N`; relative to the recipe. Null: they
     die with the trajectory."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import threading
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
@@ -29,6 +31,34 @@ MOST_KEPT = 256 * 2**20
 """Bytes of a kept workspace: a file with holes takes more on the host than it does inside."""
 
 
+class StartFiles:
+    """The regular files below a folder of the host, which workspaces begin with: those of the first time it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: list[tuple[str, bytes]] | None = None
+        self._reading = threading.Lock()
+
+    def read(self) -> Sequence[tuple[str, bytes]]:
+        """Each with its name below the folder.
+
+        Raises:
+            InfrastructureError: one cannot be read; the next call tries again.
+        """
+        with self._reading:
+            if self._read is None:
+                paths = [path for path in sorted(self._folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+                self._read = [(path.relative_to(self._folder).as_posix(), _content(path)) for path in paths]
+            return self._read
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InfrastructureError(f"agent.sandbox.files: {path}: {error}") from error
+
+
 class Workspace:
     """Use it as an asynchronous context manager.
 
@@ -36,10 +66,10 @@ class Workspace:
         sandbox: where it is opened.
         keep: a folder of the host; at the end the files go to its next free `workspace-N`, if there are any. Where that
             fails, leaving raises InfrastructureError, and the session is closed all the same.
-        files: a folder of the host whose regular files it begins with.
+        files: what it begins with.
     """
 
-    def __init__(self, sandbox: Sandbox, keep: Path | None = None, files: Path | None = None) -> None:
+    def __init__(self, sandbox: Sandbox, keep: Path | None = None, files: StartFiles | None = None) -> None:
         self._sandbox, self._keep, self._files = sandbox, keep, files
         self._session: Session | None = None
         self._opening = asyncio.Lock()
@@ -59,11 +89,7 @@ class Workspace:
         """A new session with all the files it begins with; one that cannot have them is closed."""
         session = await self._sandbox.open()
         try:
-            for name, path in await asyncio.to_thread(_regular, self._files) if self._files is not None else ():
-                try:
-                    data = await asyncio.to_thread(path.read_bytes)
-                except OSError as error:
-                    raise InfrastructureError(f"agent.sandbox.files: {name}: {error}") from error
+            for name, data in await asyncio.to_thread(self._files.read) if self._files is not None else ():
                 result = await session.run(WriteFile(name, data))
                 if not result.ok:
                     raise InfrastructureError(f"agent.sandbox.files: {name}: {result.problem}")
@@ -111,12 +137,6 @@ class Workspace:
         if not (await self.run(ListFiles())).files:
             return
         await self.export(await asyncio.to_thread(_next, keep))
-
-
-def _regular(folder: Path) -> list[tuple[str, Path]]:
-    """The regular files below a folder, by name in it."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
-    return [(path.relative_to(folder).as_posix(), path) for path in found]
 
 
 def _write(target: Path, data: bytes) -> None:

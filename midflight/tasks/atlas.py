@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from midflight.tasks.base import Task
+from midflight.tools.facts.world import ALIASES, CAPITAL_ALIASES, Country, countries
 from midflight.tools.text import format_number
-from midflight.tools.world import ALIASES, CAPITAL_ALIASES, Country, countries
 
 Split = Literal["train", "validation", "test"]
 

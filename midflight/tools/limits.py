@@ -15,8 +15,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -73,15 +72,15 @@ class LimitedTool:
         most = self.options.max_calls
         if most is None or self._scope is None:
             return await self._answered(arguments, seconds)
-        made = await self._scope.get(("calls", self.name), _counter)
-        if made[0] >= most:
+        calls = self._scope.calls
+        if calls[self.name] >= most:
             text = f"{self.name} may be called {most} times for one question, and was; use what is known"
             return ToolResult(text, ErrorKind.CALL_LIMIT)
-        made[0] += 1
+        calls[self.name] += 1
         try:
             return await self._answered(arguments, seconds)
         except InfrastructureError:  # it will be tried again, and that is the same call
-            made[0] -= 1
+            calls[self.name] -= 1
             raise
 
     async def _answered(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
@@ -162,11 +161,6 @@ class _Rate:
         self._next = mine + self._apart
         if mine > now:
             await asyncio.sleep(mine - now)
-
-
-@asynccontextmanager
-async def _counter() -> AsyncIterator[list[int]]:
-    yield [0]
 
 
 def _read(entry: Path, hours: float | None) -> str | None:

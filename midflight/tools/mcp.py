@@ -46,7 +46,8 @@ class McpServer(ToolOptions):
     cwd: str | None = None
     """Folder the command runs in, relative to the recipe; null: the current one."""
     env: tuple[str, ...] = ()
-    """Names of environment variables that the command gets, beside the usual few (PATH, HOME)."""
+    """Names of environment variables that the command gets, beside the usual few (PATH, HOME). A value of 6 characters
+    or more is taken for a key: where the server shows it, `[key]` stands in its place."""
     url: str | None = None
     """Of a server that is called by HTTP. It is the recipe's word: it may be on this machine."""
     headers: dict[str, str] = {}
@@ -70,7 +71,7 @@ class McpServer(ToolOptions):
 
     @property
     def keys(self) -> list[str]:
-        """Values that no error may show: those of the variables it names."""
+        """Values that no description, result or error may show: those of the variables it names."""
         values = (key_from(variable) for variable in (*self.env, *self.headers.values()))
         return [value for value in values if len(value) >= SHORTEST_KEY]
 
@@ -178,7 +179,8 @@ class McpConnection:
             if alive and isinstance(error, MCPError):
                 return ToolResult(_reason(error, self.options.keys), ErrorKind.TOOL_ERROR)
             raise TransientError(f"MCP server {self.name}: {_reason(error, self.options.keys)}") from error
-        return ToolResult(_text(result), ErrorKind.TOOL_ERROR if result.is_error else None)
+        text = redact(_text(result), self.options.keys)  # a server may show what it was given
+        return ToolResult(text, ErrorKind.TOOL_ERROR if result.is_error else None)
 
     async def _connected(self) -> Client:
         """The client, connected at the first need, and known to answer."""
@@ -245,7 +247,8 @@ class McpTool:
     def __init__(self, connection: McpConnection, listed: Any) -> None:
         self._connection, self._tool = connection, str(listed.name)
         self.name = f"{connection.name}.{listed.name}"
-        self.description = one_line(listed.description or listed.title or self._tool, 1000)
+        said = redact(listed.description or listed.title or self._tool, connection.options.keys)
+        self.description = one_line(said, 1000)
         self.parameters: dict[str, Any] = {"type": "object", "properties": {}, **listed.input_schema}
 
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:

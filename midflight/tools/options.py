@@ -20,6 +20,7 @@ from midflight.engines.base import Engine
 from midflight.errors import UserError
 from midflight.paths import cache_folder
 from midflight.sandbox.base import Sandbox
+from midflight.sandbox.workspace import StartFiles
 
 Options = TypeVar("Options", bound="ToolOptions")
 
@@ -37,7 +38,7 @@ class ToolOptions(BaseModel):
     seconds: float | None = Field(default=None, gt=0)
     """Time limit of a call; null: `agent.tool_seconds`."""
     max_calls: int | None = Field(default=None, ge=1)
-    """Calls in one trajectory; one more is refused with `call_limit`. Null: `agent.max_turns` alone bounds them."""
+    """Calls in one trajectory; one more is refused with `call_limit`. Null: `agent.max_calls` alone bounds them."""
     result_characters: int | None = Field(default=None, ge=200)
     """A longer result keeps its head and its tail; the store has the whole. Null: never cut."""
     retries: int = Field(default=0, ge=0, le=10)
@@ -53,9 +54,9 @@ class ToolOptions(BaseModel):
         return any(getattr(self, name) for name in ToolOptions.model_fields)
 
     @property
-    def asks_engine(self) -> bool:
-        """Whether the tool asks a language model."""
-        return False
+    def engines(self) -> frozenset[str | None]:
+        """The engines that the tool asks, by name; None is that of the modules which are not trained."""
+        return frozenset()
 
     def missing(self) -> str:
         """What there is to do before the tool can work (set a key, name a file); empty when nothing."""
@@ -81,7 +82,7 @@ class ToolContext:
     """An engine by its name in the recipe; None is that of the modules which are not trained. Called when needed."""
     sandbox: Callable[[], Sandbox] = _auto_sandbox
     """Where code that a model wrote runs; called when a tool that needs it is made."""
-    files: Path | None = None
+    files: StartFiles | None = None
     """What a workspace in it begins with."""
     keep: Path | None = None
     """Where a workspace goes at the end."""

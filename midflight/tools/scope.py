@@ -6,9 +6,10 @@ Invariant: a scope is made by `AgentFlow.run` and closed with it, so nothing of 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, runtime_checkable
 
 if TYPE_CHECKING:
@@ -18,9 +19,13 @@ T = TypeVar("T")
 
 
 class Scope:
-    """Things by key, each made at its first use and closed, last made first, when the scope is left."""
+    """Things by key, each made at its first use and closed, last made first, when the scope is left.
 
-    def __init__(self) -> None:
+    `calls` are those of each tool that counts them, by name; a trajectory that goes on begins with those it has made.
+    """
+
+    def __init__(self, calls: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.calls = Counter(calls)
         self._stack = AsyncExitStack()
         self._made: dict[Hashable, Any] = {}
         self._making = asyncio.Lock()

@@ -57,6 +57,35 @@ def test_finished() -> None:
     )
 
 
+def test_the_calls_of_all_tools_together_are_bounded_and_the_planner_reads_it() -> None:
+    border = LookupTool("border", {"Peru": "Chile"})
+    names = ("population: Peru", "nosuch: Peru", "border: Peru", "population: Chad", "border: Peru", "nosuch: Peru")
+    executor = ScriptedEngine(lambda request: '{"key": "Peru"}')
+    tools = (population(), border)
+    flow, engine = compact_flow([*names, "finish"], *tools, executor=LLMExecutor(executor), max_turns=8, max_calls=2)
+    trajectory = asyncio.run(flow.run(PERU))
+    refused = ToolResult(
+        "the 2 calls that one question may have were made; finish with what is known", ErrorKind.CALL_LIMIT
+    )
+    assert [turn.result.error for turn in trajectory.turns] == [
+        None,
+        ErrorKind.UNKNOWN_TOOL,  # was no call
+        None,
+        ErrorKind.CALL_LIMIT,
+        ErrorKind.CALL_LIMIT,
+        ErrorKind.UNKNOWN_TOOL,
+        None,
+    ]
+    assert [(turn.call, turn.result) for turn in trajectory.turns[3:5]] == [(None, refused), (None, refused)]
+    assert trajectory.stop_reason is StopReason.FINISHED
+    assert len(tools[0].calls) == len(border.calls) == 1 and len(executor.requests) == 2  # no arguments were written
+    assert prompt(engine.requests[4]).endswith(f"Turn 4: population: Chad\nError: call_limit: {refused.text}\nTurn 5:")
+    again = asyncio.run(
+        compact_flow(["border: Peru"], *tools, max_turns=4, max_calls=2)[0].run(PERU, history=trajectory.turns[:3])
+    )
+    assert again.turns[3].result == refused and len(border.calls) == 1
+
+
 def test_verified() -> None:
     verifier = ScriptedEngine(
         [

@@ -22,7 +22,7 @@ from midflight.recipe.resuming import save_recipe
 from midflight.store import RunFolder
 from midflight.tools import ErrorKind, ToolContext, make_toolset
 from midflight.tools.base import Toolset
-from midflight.tools.python import PythonTool
+from midflight.tools.programs.python import PythonTool
 from tests.agent.doubles import LookupTool
 
 TOKENS = (

@@ -1,9 +1,11 @@
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from midflight.agent.types import ErrorKind, StopReason
-from midflight.evaluation import Estimate, EvaluationResult, bootstrap_mean, summarise
+from midflight.agent.types import ErrorKind, Query, StopReason
+from midflight.evaluation import Estimate, EvaluationResult, Scored, bootstrap_mean, summarise
+from tests.agent.doubles import compact_flow
 from tests.evaluation.build import scored, task, turn
 
 MIXED = [
@@ -69,6 +71,14 @@ def test_turns_tools_errors_and_stops() -> None:
         "call_limit": 0.0,
     }
     assert result.stop_reasons == {"finished": 3, "max_turns": 1, "infrastructure": 1}
+
+
+def test_a_call_that_was_refused_for_its_limit_is_an_error_of_its_kind() -> None:
+    flow, _ = compact_flow(["population: Peru", "population: Chad", "finish"], max_calls=1)
+    made = asyncio.run(flow.run(Query("?")))
+    result = summarise([Scored(task("a"), made, 1.0)])
+    assert result.tool_error_rate == 1 / 2
+    assert {kind: share for kind, share in result.errors.items() if share} == {"call_limit": 1 / 3}
 
 
 def test_a_result_comes_back_equal_from_its_file(tmp_path: Path) -> None:

@@ -140,6 +140,12 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
             "agent.tools=[calculator, calculator]",
             "agent.tools = [calculator, calculator]: calculator is listed twice; remove one",
         ),
+        (
+            "agent.max_calls=5",
+            "agent.max_calls = 5: does nothing, as agent.max_turns = 5 bounds the calls, one a turn; set it lower, or "
+            "null",
+        ),
+        ("agent.max_calls=0", "agent.max_calls = 0: must be greater than or equal to 1"),
         ("agent.tools=[finish]", "agent.tools = [finish]: finish is always there; remove it"),
         (
             "eval_tasks.split=train",

@@ -185,7 +185,7 @@ def test_a_resume_may_move_an_engine_and_its_budget_but_not_change_what_it_is(re
 
 def test_the_recipe_of_the_page_on_engines_loads(tmp_path: Path) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
-    strong, sampler = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    strong, near, sampler = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "strong.yaml").write_text(strong)
     load_recipe(str(tmp_path / "strong.yaml"), tasks=False, training=False)
     rest = (
@@ -194,6 +194,9 @@ def test_the_recipe_of_the_page_on_engines_loads(tmp_path: Path) -> None:
     )
     (tmp_path / "sampler.yaml").write_text(sampler + rest)
     load_recipe(str(tmp_path / "sampler.yaml"))
+    planner = "  planner: {}\n" + rest.replace("  tools: [calculator]\n", "")
+    (tmp_path / "near.yaml").write_text(near + planner)
+    load_recipe(str(tmp_path / "near.yaml"), tasks=False, training=False)
 
 
 def test_a_budget_needs_a_server(recipe: Path) -> None:

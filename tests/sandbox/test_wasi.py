@@ -19,8 +19,8 @@ from midflight.sandbox.choose import choose_sandbox
 from midflight.sandbox.unsafe import UnsafeSandbox
 from midflight.sandbox.wasi import WasiSandbox
 from midflight.sandbox.wasi import sandbox as implementation
-from midflight.tools.python import PythonTool
-from midflight.tools.workspace import workspace_tools
+from midflight.tools.programs.python import PythonTool
+from midflight.tools.programs.workspace import workspace_tools
 from tests.sandbox.ready import NEEDED
 
 

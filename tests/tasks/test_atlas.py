@@ -12,7 +12,7 @@ from midflight.rewards import score
 from midflight.tasks import AtlasSampler, Task, atlas_tasks
 from midflight.tasks.atlas import KINDS, Split, atlas_countries
 from midflight.tools import Toolset, make_toolset
-from midflight.tools.world import countries
+from midflight.tools.facts.world import countries
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 

@@ -75,6 +75,11 @@ def crash() -> str:
     os._exit(3)
 
 
+@server.tool(description=f"Sends {os.environ.get('SHOP_KEY', 'nothing')} along.")
+def keyed() -> str:
+    return "sent"
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))

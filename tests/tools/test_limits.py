@@ -77,6 +77,26 @@ def test_the_calls_of_one_trajectory_are_counted_and_the_next_starts_anew() -> N
     assert inner.calls == 4
 
 
+def test_a_trajectory_that_goes_on_has_made_the_calls_of_its_history() -> None:
+    inner = Counting(lambda n: n)
+    flow = AgentFlow(
+        LLMPlanner(ScriptedEngine(lambda request: "counting: a"), format="compact", grammar=False),
+        DirectExecutor(),
+        RuleVerifier(),
+        LastResultGenerator(),
+        Toolset([limited(inner, max_calls=2)]),
+        max_turns=4,
+    )
+    first = asyncio.run(flow.run(Query("?"))).turns
+    errors = [None, None, ErrorKind.CALL_LIMIT, ErrorKind.CALL_LIMIT]
+    assert [turn.result.error for turn in first] == errors and inner.calls == 2
+    for done in range(4):
+        inner.calls = 0
+        turns = asyncio.run(flow.run(Query("?"), history=first[:done])).turns
+        assert [turn.result.error for turn in turns] == errors
+        assert inner.calls == max(0, 2 - done)
+
+
 def test_a_call_that_the_infrastructure_lost_is_not_counted() -> None:
     inner = Counting(lambda n: InfrastructureError("down") if n == 1 else n)
 

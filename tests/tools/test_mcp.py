@@ -44,7 +44,18 @@ def test_the_tools_of_a_server_have_its_descriptions_and_schemas(shop: Toolset) 
     assert shop.names == (
         *(
             f"shop.{name}"
-            for name in ("price", "refuse", "stock", "picture", "environment", "process", "slow", "stuck", "crash")
+            for name in (
+                "price",
+                "refuse",
+                "stock",
+                "picture",
+                "environment",
+                "process",
+                "slow",
+                "stuck",
+                "crash",
+                "keyed",
+            )
         ),
         "finish",
     )
@@ -134,6 +145,22 @@ def test_no_error_shows_the_value_of_a_variable_or_part_of_it(monkeypatch: pytes
             found = call(toolset, "refuse", why="x" * before + "shop-5ecret 1").text
             assert "sho" not in found and found.startswith("MCPError: " + "x" * before)
         assert call(toolset, "refuse", why="shop-5ecret 1").text == "MCPError: [key] 1"
+    finally:
+        toolset.close()
+
+
+def test_no_result_and_no_description_shows_the_value_of_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_KEY", "shop-5ecret")
+    options = {"command": COMMAND, "env": ["SHOP_KEY"], "result_characters": 200}
+    toolset = make_toolset([], servers={"shop": options})
+    try:
+        assert call(toolset, "environment", variable="SHOP_KEY") == ToolResult("[key]")
+        assert call(toolset, "price", item="shop-5ecret") == ToolResult("1 x [key]: 11")
+        for before in range(120, 180):  # part of it is not found where a result is cut
+            found = call(toolset, "price", item="x" * before + "shop-5ecret" + "y" * 100)
+            assert found.whole is not None and "sho" not in found.text and "5ecret" not in found.text + found.whole
+        tool = toolset.get("shop.keyed")
+        assert tool is not None and tool.description == "Sends [key] along."
     finally:
         toolset.close()
 

@@ -69,7 +69,7 @@ def test_own_tools_are_loaded_beside_the_recipe_and_take_limits(recipe: str, tmp
 
 
 def test_a_module_that_can_be_imported_gives_tools_as_well(recipe: str) -> None:
-    loaded = load_recipe(recipe, ["agent.tools=['midflight.tools.countries:capital']"])
+    loaded = load_recipe(recipe, ["agent.tools=['midflight.tools.facts.countries:capital']"])
     assert toolset_of(loaded).get("capital") is BUILTIN["capital"].made(BUILTIN["capital"].options_model(), None)  # type: ignore[arg-type]
 
 
@@ -126,8 +126,8 @@ def test_tools_given_as_objects_take_limits(recipe: str) -> None:
         ),
         ("agent.tools=[':x']", "agent.tools: :x: write package.module:attribute or file.py:attribute"),
         (
-            "agent.tools=[capital, 'midflight.tools.countries:capital']",
-            "agent.tools = [capital, midflight.tools.countries:capital]: two of them have one name; rename one",
+            "agent.tools=[capital, 'midflight.tools.facts.countries:capital']",
+            "agent.tools = [capital, midflight.tools.facts.countries:capital]: two of them have one name; rename one",
         ),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from pydantic import Field
@@ -33,27 +35,37 @@ class EngineOptions(ToolOptions):
     seconds: float | None = Field(default=120.0, gt=0)
 
     @property
-    def asks_engine(self) -> bool:
-        return True
+    def engines(self) -> frozenset[str | None]:
+        return super().engines | {self.engine}
 
 
-async def drawn(engine: Engine, system: str, question: str, sampling: Sampling) -> Generation:
-    """What the engine draws behind `system` and `question`.
+@contextmanager
+def engine_errors_as_tools() -> Iterator[None]:
+    """An engine's errors as those of a tool.
 
     Raises:
-        ToolError: the question is too long for it.
+        ToolError: the text is too long for it.
         InfrastructureError: the engine failed; GivenUp where it gave up.
         BudgetSpent: the run's budget is spent, which ends the trajectory.
     """
-    messages = (Message("system", (system,)), Message("user", (question,)))
     try:
-        return await engine.generate(GenerateRequest(messages, sampling))
+        yield
     except PromptTooLong as error:
         raise ToolError(f"the text is too long for the language model: {error}") from error
     except EngineGaveUp as error:
         raise GivenUp(str(error)) from error
     except EngineError as error:
         raise InfrastructureError(str(error)) from error
+
+
+async def drawn(engine: Engine, system: str, question: str, sampling: Sampling) -> Generation:
+    """What the engine draws behind `system` and `question`.
+
+    Raises: as `engine_errors_as_tools` has it.
+    """
+    messages = (Message("system", (system,)), Message("user", (question,)))
+    with engine_errors_as_tools():
+        return await engine.generate(GenerateRequest(messages, sampling))
 
 
 async def ask(engine: Engine, system: str, question: str, max_tokens: int) -> str:

@@ -11,11 +11,12 @@ from typing import Annotated
 from pydantic import Field
 
 from midflight.tools.base import Tool, ToolError, one_line
-from midflight.tools.documents import document_text
 from midflight.tools.function import tool
 from midflight.tools.language.asking import EngineOptions, ask, fenced
 from midflight.tools.options import ToolContext
-from midflight.tools.passages import best_passages, paragraphs
+from midflight.tools.reading.documents import document_text
+from midflight.tools.reading.passages import best_passages, paragraphs
+from midflight.tools.reading.retrieval import RetrievalOptions, embedder_of, nearest
 from midflight.tools.web.http import Web, WebOptions, check_page
 from midflight.tools.worker import run_in_worker
 
@@ -29,11 +30,11 @@ SHOWN_WHOLE = 8
 _VERDICT = re.compile(r"(?:(supported|contradicted) ([0-9]{1,9})|(not found))\.?", re.IGNORECASE)
 
 
-class VerifyClaimOptions(EngineOptions, WebOptions):
+class VerifyClaimOptions(EngineOptions, WebOptions, RetrievalOptions):
     max_tokens: int = Field(default=32, ge=1)
     """Most new tokens of a verdict."""
     passages: int = Field(default=6, ge=1, le=50)
-    """Passages of a longer source that the model is shown: those whose words match the claim best."""
+    """Passages of a longer source that the model is shown: those that match the claim best."""
     seconds: float | None = Field(default=120.0, gt=0)
     retries: int = Field(default=2, ge=0, le=10)
 
@@ -49,6 +50,15 @@ def verify_claim(options: VerifyClaimOptions, context: ToolContext) -> Tool:
         found = await run_in_worker(document_text, answer.body, answer.content_type, answer.charset)
         return found["text"]
 
+    async def shown(source: str, claim: str) -> list[str]:
+        if options.embeddings is None:
+            return await run_in_worker(shown_passages, source, claim, options.passages)
+        passages = await run_in_worker(source_passages, source)
+        if len(passages) <= SHOWN_WHOLE:
+            return passages
+        chosen = await nearest(embedder_of(context, options.embeddings), passages, claim, options.passages)
+        return [passages[index] for index in sorted(chosen)]
+
     async def verify_claim(
         claim: Annotated[str, Field(min_length=1, max_length=1000, description="one statement")],
         source: Annotated[
@@ -56,11 +66,11 @@ def verify_claim(options: VerifyClaimOptions, context: ToolContext) -> Tool:
         ],
     ) -> str:
         """whether a source supports or contradicts a claim, or says nothing of it, with the passage that decides"""
-        passages = await run_in_worker(shown_passages, await text_of(source), claim, options.passages)
+        passages = await shown(await text_of(source), claim)
         if not passages:
             return "not found: no passage of the source has a word of the claim"
-        shown = "\n".join(f"Passage {number}:\n{fenced(text)}" for number, text in enumerate(passages, 1))
-        question = f"{shown}\nClaim:\n{fenced(claim)}\nVerdict:"
+        numbered = "\n".join(f"Passage {number}:\n{fenced(text)}" for number, text in enumerate(passages, 1))
+        question = f"{numbered}\nClaim:\n{fenced(claim)}\nVerdict:"
         said = await ask(context.engine(options.engine), SYSTEM, question, options.max_tokens)
         match = _VERDICT.fullmatch(said)
         if match is None or (match[2] and not 1 <= int(match[2]) <= len(passages)):
@@ -72,8 +82,8 @@ def verify_claim(options: VerifyClaimOptions, context: ToolContext) -> Tool:
     return tool(verify_claim)
 
 
-def shown_passages(source: str, claim: str, count: int) -> list[str]:
-    """What of a source the model is shown, none where no word of the claim is there; in a worker, as it may be large.
+def source_passages(source: str) -> list[str]:
+    """All of a source; in a worker, as it may be large.
 
     Raises:
         ToolError: the source is empty.
@@ -81,6 +91,12 @@ def shown_passages(source: str, claim: str, count: int) -> list[str]:
     passages = paragraphs(source)
     if not passages:
         raise ToolError("the source is empty")
+    return passages
+
+
+def shown_passages(source: str, claim: str, count: int) -> list[str]:
+    """What of a source the model is shown, none where no word of the claim is there. Raises: as `source_passages`."""
+    passages = source_passages(source)
     if len(passages) <= SHOWN_WHOLE:
         return passages
     return [passages[index] for index in sorted(best_passages(passages, claim, count))]

@@ -135,7 +135,7 @@ class Web:
             raise TransientError(
                 f"{_shown(url)}: no answer within {self.options.request_seconds:g} seconds", infrastructure=False
             ) from None
-        except (httpx2.TransportError, httpx2.StreamError) as error:
+        except (httpx2.TransportError, httpx2.StreamError, httpx2.DecodingError) as error:
             reason = one_line(str(error)) or type(error).__name__
             raise TransientError(f"{_shown(url)}: {reason}", infrastructure=False) from error
         except (httpx2.InvalidURL, ValueError) as error:
@@ -259,7 +259,7 @@ def json_of(answer: Answer, service: str) -> dict[str, Any]:
     """
     try:
         found = json.loads(answer.body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TransientError(f"{service}: the answer is not JSON") from error
     if not isinstance(found, dict):
         raise TransientError(f"{service}: the answer is not a JSON object")

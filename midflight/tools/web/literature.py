@@ -17,7 +17,7 @@ from pydantic import Field
 from midflight.tools.base import InfrastructureError, Tool, ToolError, TransientError
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
-from midflight.tools.passages import best_passages, split_passages
+from midflight.tools.reading.passages import best_passages, split_passages
 from midflight.tools.text import without_tags
 from midflight.tools.web.http import Answer, Web, WebOptions, check_service, json_of
 
@@ -70,16 +70,16 @@ def search_literature(options: LiteratureOptions, context: ToolContext) -> Tool:
         asked = [_SEARCHES[source](options, query.strip()) for source in options.sources]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         papers: list[Paper] = []
-        failed: list[InfrastructureError] = []
+        failed: list[InfrastructureError | ToolError] = []
         for answer in answers:
-            if isinstance(answer, InfrastructureError):
+            if isinstance(answer, InfrastructureError | ToolError):
                 failed.append(answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 papers += answer
         if len(failed) == len(answers):
-            raise failed[0]
+            raise next((error for error in failed if isinstance(error, InfrastructureError)), failed[0])
         lines = [paper.text(number, query) for number, paper in enumerate(_each_once(papers), 1)]
         told = [f"(no answer from {error})" for error in failed]
         if not lines:
@@ -140,7 +140,7 @@ async def _openalex(options: LiteratureOptions, query: str) -> list[Paper]:
     return [
         Paper(
             title=_plain(entry.get("display_name")),
-            authors=_few([_plain(_at(one, "author", "display_name")) for one in entry.get("authorships") or ()]),
+            authors=_few([_plain(_at(one, "author", "display_name")) for one in _items(entry.get("authorships"))]),
             year=str(entry.get("publication_year") or ""),
             venue=_plain(_at(entry, "primary_location", "source", "display_name")),
             link=_doi(entry.get("doi")) or str(entry.get("id") or ""),
@@ -176,6 +176,10 @@ def _at(value: Any, *path: str) -> Any:
     return value
 
 
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _each_once(papers: list[Paper]) -> list[Paper]:
     """The first of those with one title."""
     kept: dict[str, Paper] = {}
@@ -202,5 +206,6 @@ def _uninverted(index: object) -> str:
     """An abstract from OpenAlex' index of the places of its words."""
     if not isinstance(index, Mapping):
         return ""
-    placed = [(place, str(word)) for word, places in index.items() if isinstance(places, list) for place in places]
+    places = ((place, str(word)) for word, places in index.items() for place in _items(places))
+    placed = [(place, word) for place, word in places if isinstance(place, int)]
     return " ".join(word for _, word in sorted(placed))

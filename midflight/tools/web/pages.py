@@ -7,15 +7,15 @@ from typing import Annotated
 from pydantic import Field
 
 from midflight.tools.base import Tool, ToolError
-from midflight.tools.documents import document_text
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
-from midflight.tools.passages import excerpt
+from midflight.tools.reading.documents import document_text
+from midflight.tools.reading.retrieval import RetrievalOptions, excerpt_by
 from midflight.tools.web.http import Web, WebOptions, check_page
 from midflight.tools.worker import run_in_worker
 
 
-class ReadUrlOptions(WebOptions):
+class ReadUrlOptions(WebOptions, RetrievalOptions):
     passages: int = Field(default=6, ge=1, le=50)
     """Passages of about 600 characters that match a question."""
     whole_characters: int = Field(default=4000, ge=200)
@@ -33,26 +33,13 @@ def read_url(options: ReadUrlOptions, context: ToolContext) -> Tool:
         answer = await Web(options).get(url.strip(), redirects=5)
         check_page(answer)
         try:
-            title, text = await run_in_worker(
-                document_excerpt,
-                answer.body,
-                answer.content_type,
-                answer.charset,
-                question,
-                options.passages,
-                options.whole_characters,
-            )
+            found = await run_in_worker(document_text, answer.body, answer.content_type, answer.charset)
         except ToolError as error:
             raise ToolError(f"{answer.url}: {error}") from error
-        heading = f"{title}\n" if title else ""
+        text = await excerpt_by(
+            context, options.embeddings, found["text"], question, options.passages, options.whole_characters
+        )
+        heading = f"{found['title']}\n" if found["title"] else ""
         return f"{heading}{answer.url}\n\n{text}"
 
     return tool(read_url)
-
-
-def document_excerpt(
-    body: bytes, content_type: str, charset: str | None, question: str, count: int, most: int
-) -> tuple[str, str]:
-    """Title and `excerpt` of a document; in a worker, since a document may be large."""
-    found = document_text(body, content_type, charset)
-    return found["title"], excerpt(found["text"], question, count, most)

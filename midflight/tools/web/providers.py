@@ -103,22 +103,40 @@ class Ddgs:
 
     async def search(self, web: Web, base_url: str, key: str, query: str, count: int) -> list[Hit]:
         found = await run_in_worker(ddgs_text, query, count, web.options.request_seconds)
-        return [_hit(item, "href", "body") for item in found]
+        return [_hit(item, "href", "body") for item in found if item.get("href")]
 
 
 def ddgs_text(query: str, count: int, seconds: float, backend: str = "auto") -> list[dict[str, str]]:
-    """What `ddgs` finds; in a worker, since it blocks."""
-    from ddgs import DDGS
-    from ddgs.exceptions import DDGSException, RatelimitException, TimeoutException
+    """What `ddgs` finds; in a worker, since it blocks, and since its client is watched: of engines that refuse the
+    package says what it says where nothing is found.
 
+    Raises:
+        ToolError: an engine answered, and has nothing.
+        TransientError: none did.
+    """
+    from ddgs import DDGS
+    from ddgs.exceptions import DDGSException
+    from ddgs.http_client import HttpClient
+
+    statuses: list[int] = []
+    client: Any = HttpClient
+    request = client.request
+
+    def watched(one: Any, *arguments: Any, **named: Any) -> Any:
+        response = request(one, *arguments, **named)
+        statuses.append(response.status_code)
+        return response
+
+    client.request = watched
     try:
         return list(DDGS(timeout=max(1, round(seconds))).text(query, max_results=count, backend=backend))
-    except (RatelimitException, TimeoutException) as error:
-        raise TransientError(f"ddgs: {error}") from error
     except DDGSException as error:
-        if "No results" in str(error):  # it says the same of engines that refuse
-            raise ToolError("ddgs: no results; try other words, or its engines refuse for now") from error
-        raise TransientError(f"ddgs: {error}") from error
+        if 200 in statuses:
+            raise ToolError("ddgs: no results; try other words") from error
+        refused = ", ".join(f"HTTP {status}" for status in sorted(set(statuses)))
+        raise TransientError(f"ddgs: {f'its engines refuse: {refused}' if refused else error}") from error
+    finally:
+        client.request = request
 
 
 PROVIDERS: Mapping[str, Provider] = {

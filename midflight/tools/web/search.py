@@ -46,6 +46,8 @@ def web_search(options: WebSearchOptions, context: ToolContext) -> Tool:
         query: Annotated[str, Field(min_length=1, max_length=400, description="what to search for")],
     ) -> str:
         """search the web: titles, addresses and excerpts of pages"""
+        if not query.strip():
+            raise ToolError("the query is empty; write words")
         provider = PROVIDERS[options.provider]
         key = key_from(provider.variable) if provider.variable else ""
         if provider.variable and not key:

@@ -12,14 +12,13 @@ from pydantic import Field
 from midflight.tools.base import Tool, ToolError, TransientError
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
-from midflight.tools.passages import excerpt
+from midflight.tools.reading.retrieval import RetrievalOptions, excerpt_by
 from midflight.tools.web.http import Web, WebOptions, check_service, json_of
-from midflight.tools.worker import run_in_worker
 
 _SERVICE = "Wikipedia"
 
 
-class WikipediaOptions(WebOptions):
+class WikipediaOptions(WebOptions, RetrievalOptions):
     language: str = Field(default="en", pattern=r"^[a-z][a-z0-9-]{1,15}$")
     """Of the edition, as in its address."""
     passages: int = Field(default=5, ge=1, le=50)
@@ -61,7 +60,7 @@ def wikipedia(options: WikipediaOptions, context: ToolContext) -> Tool:
         text = pages[0].get("extract") if pages else None
         if not isinstance(text, str) or not text:
             raise ToolError(f"the article {titles[0]!r} has no text; others: {', '.join(titles[1:]) or 'none'}")
-        shown = await run_in_worker(excerpt, text, question or topic, options.passages, 2000)
+        shown = await excerpt_by(context, options.embeddings, text, question or topic, options.passages, 2000)
         lines = [str(pages[0]["title"]), "", shown]
         if titles[1:]:
             lines += ["", f"Other articles: {', '.join(titles[1:])}"]

@@ -12,10 +12,10 @@ import pytest
 
 from midflight.errors import UserError
 from midflight.tools import ErrorKind, InfrastructureError, Tool, ToolContext, ToolResult, make_toolset
-from midflight.tools.data import corpus
-from midflight.tools.data.corpus import index_name, search
+from midflight.tools.data import index as corpus
+from midflight.tools.data.index import index_name, search
 from tests.tools.pdf import pdf
-from tests.tools.test_documents import ARTICLE
+from tests.tools.reading.test_documents import ARTICLE
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from midflight.recipe import load_recipe
 from midflight.recipe.tool_rules import has_frozen_models
 from midflight.tools import ErrorKind, InfrastructureError, ToolContext, ToolResult, make_toolset
 from midflight.tools.language import verify
-from midflight.tools.python import PythonTool
+from midflight.tools.programs.python import PythonTool
 from tests.agent.doubles import compact_flow, prompt
-from tests.tools.test_documents import LAKES
+from tests.tools.reading.test_documents import LAKES
 from tests.tools.web.serving import Reply, serving
 
 

@@ -101,6 +101,22 @@ def test_a_source_that_fails_is_told_and_all_of_them_are_infrastructure() -> Non
         search(server)
 
 
+def test_a_source_that_refuses_the_query_leaves_the_others_theirs() -> None:
+    def one_refuses(received: Received) -> Reply:
+        return Reply("too long", 400) if received.path == "/epmc" else answer(received)
+
+    with serving(one_refuses) as server:
+        result = search(server)
+        assert result.error is None and result.text.startswith("1. Learning logP (2020)")
+        assert result.text.endswith("\n(no answer from Europe PMC refuses the query: too long)")
+    with serving(lambda received: Reply("too long", 400)) as server:
+        assert search(server) == ToolResult("Europe PMC refuses the query: too long", ErrorKind.TOOL_ERROR)
+    some_down = {"/epmc": 400, "/arxiv": 503, "/openalex": 400}
+    with serving(lambda received: Reply("", some_down[received.path])) as server:
+        with pytest.raises(TransientError, match="arXiv: HTTP 503"):  # who is down may have had an answer
+            search(server)
+
+
 @pytest.mark.parametrize(
     ("source", "body"),
     [

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from midflight.tools import ErrorKind, InfrastructureError, ToolResult, TransientError, make_toolset, passages
+from midflight.tools import ErrorKind, InfrastructureError, ToolResult, TransientError, make_toolset
+from midflight.tools.reading import passages
 from tests.tools.pdf import pdf
-from tests.tools.test_documents import ARTICLE, LAKES
+from tests.tools.reading.test_documents import ARTICLE, LAKES
 from tests.tools.web.serving import Received, Reply, in_turn, serving
 
 LONG = (

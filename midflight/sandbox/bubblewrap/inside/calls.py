@@ -104,6 +104,15 @@ def _complete(reply: bytearray) -> bool:
     return len(reply) >= frames.HEAD and len(reply) >= frames.HEAD + int.from_bytes(reply[: frames.HEAD], "big")
 
 
+def _is_answer(reply: bytearray) -> bool:
+    """Whether a reply is what an interpreter that goes on says, and nothing else."""
+    head, body = bytes(reply[: frames.HEAD]), bytes(reply[frames.HEAD :])
+    try:
+        return len(body) == frames.length(head) and isinstance(frames.unpack(body).get("code"), int)
+    except (ValueError, RecursionError):
+        return False
+
+
 def _sealed(data: bytes) -> int:
     """A file that holds `data` and that nobody can change."""
     descriptor = os.memfd_create("stdin", os.MFD_ALLOW_SEALING)
@@ -209,10 +218,10 @@ def watch(call: Process, limits: dict[str, Any], channel: socket.socket) -> dict
         elif now - looked >= TICK:
             looked, cause = now, _over(call, limits)
     os.close(pidfd)
-    if cause == "exit":
-        if not call.kept or not call.ended(reads[call.reply].data):
-            _, status = os.waitpid(call.process, 0)
-    elif call.kept:
+    goes_on = cause == "exit" and call.kept and call.ended(reads[call.reply].data)
+    if cause == "exit" and not goes_on:
+        _, status = os.waitpid(call.process, 0)
+    elif cause != "exit" and call.kept:
         os.kill(call.process, signal.SIGKILL)  # what it kept is lost with the call
         _, status = os.waitpid(call.process, 0)
     with contextlib.suppress(ProcessLookupError):
@@ -221,6 +230,9 @@ def watch(call: Process, limits: dict[str, Any], channel: socket.socket) -> dict
         _drain(descriptor, one)
     if cause == "exit" and any(one.over for one in reads.values()):
         cause = "output"
+    if goes_on and not _is_answer(reads[call.reply].data):  # a program wrote there, and may be writing still
+        os.kill(call.process, signal.SIGKILL)
+        os.waitpid(call.process, 0)
     call.close()
     return {
         "cause": cause,

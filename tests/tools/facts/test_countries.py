@@ -6,8 +6,8 @@ import re
 import pytest
 
 from midflight.tools import BUILTIN, ErrorKind, FunctionTool, ToolResult
-from midflight.tools import countries as tools
-from midflight.tools.world import ALIASES, CAPITAL_ALIASES, WITH_ARTICLE, countries, find_by_capital, find_country
+from midflight.tools.facts import countries as tools
+from midflight.tools.facts.world import ALIASES, CAPITAL_ALIASES, WITH_ARTICLE, countries, find_by_capital, find_country
 
 
 def call(one: FunctionTool, text: str) -> ToolResult:

@@ -18,10 +18,11 @@ from pydantic import Field, model_validator
 from midflight.engines.base import Engine, FinishReason, Sampling
 from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox.base import Limits, Python, Sandbox
+from midflight.sandbox.workspace import StartFiles
 from midflight.tools.base import ErrorKind, Tool, ToolError, ToolResult
 from midflight.tools.language.asking import drawn
 from midflight.tools.options import ToolContext
-from midflight.tools.workspace import SandboxTool, WorkspaceOptions, result_of
+from midflight.tools.programs.workspace import SandboxTool, WorkspaceOptions, result_of
 
 SYSTEM = Template("""You write one Python program that does a task and prints its result.
 There is $packages, and no network. Files are in the current folder.
@@ -48,8 +49,8 @@ class PythonOptions(WorkspaceOptions):
         return self
 
     @property
-    def asks_engine(self) -> bool:
-        return self.from_task
+    def engines(self) -> frozenset[str | None]:
+        return frozenset({self.engine} if self.from_task else ())
 
 
 class PythonTool(SandboxTool):
@@ -81,7 +82,7 @@ class PythonTool(SandboxTool):
         sampling: Sampling | None = None,
         limits: Limits | None = None,
         keep: Path | None = None,
-        files: Path | None = None,
+        files: StartFiles | None = None,
     ) -> None:
         super().__init__(sandbox, limits=limits, keep=keep, files=files)
         if keep_state and not sandbox.full:

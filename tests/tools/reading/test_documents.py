@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from midflight.tools import ToolError
-from midflight.tools.documents import document_text
-from midflight.tools.passages import best_passages, excerpt, paragraphs
+from midflight.tools.reading.documents import document_text
+from midflight.tools.reading.passages import best_passages, excerpt, paragraphs
 from tests.tools.pdf import pdf
 
 pytest.importorskip("trafilatura")

@@ -19,9 +19,9 @@ from pydantic import Field
 
 from midflight.paths import cache_folder
 from midflight.tools.base import InfrastructureError, ToolError
-from midflight.tools.countries import plain_text
+from midflight.tools.facts.countries import plain_text
 from midflight.tools.function import tool
-from midflight.tools.passages import match_expression, split_passages
+from midflight.tools.reading.passages import match_expression, split_passages
 
 INDEX_VERSION = 1
 """Raise when the rows or the tokenizer change."""

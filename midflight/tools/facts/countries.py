@@ -12,8 +12,8 @@ from typing import Annotated
 from pydantic import Field
 
 from midflight.tools.base import ToolError
+from midflight.tools.facts.world import countries, find_by_capital, find_country
 from midflight.tools.function import tool
-from midflight.tools.world import countries, find_by_capital, find_country
 
 NAME = "^[A-Za-z\u00c0-\u024f'.,()& -]{1,48}$"
 """What a name is written with; it also keeps a small planner, held to the schema, from writing numbers for names."""

@@ -18,8 +18,8 @@ from midflight.sandbox import Limits
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
 from midflight.sandbox.unsafe import UnsafeSandbox
 from midflight.tools import ErrorKind, Scope, ToolResult, Toolset
-from midflight.tools.python import PythonTool, program_of
-from midflight.tools.workspace import workspace_tools
+from midflight.tools.programs.python import PythonTool, program_of
+from midflight.tools.programs.workspace import workspace_tools
 from tests.sandbox.ready import need_bubblewrap
 
 

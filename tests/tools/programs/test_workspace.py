@@ -6,14 +6,17 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from midflight.recipe import load_recipe
 
 from midflight.agent import AgentFlow, LastResultGenerator, LLMPlanner, Query, RuleVerifier
 from midflight.agent.executor import Execution
 from midflight.agent.types import Action, StopReason
+from midflight.building import context_of
 from midflight.engines.scripted import ScriptedEngine
 from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox import Limits
@@ -23,10 +26,12 @@ from midflight.sandbox.folder import FolderSession
 from midflight.sandbox.options import SandboxOptions
 from midflight.sandbox.unsafe import UnsafeSandbox
 from midflight.sandbox.wasi import WasiSandbox
-from midflight.tools import ErrorKind, Scope, ToolCall, Toolset, workspace
+from midflight.sandbox.workspace import StartFiles
+from midflight.tools import ErrorKind, Scope, ToolCall, Toolset
 from midflight.tools.options import ToolContext
-from midflight.tools.python import PythonTool
-from midflight.tools.workspace import WorkspaceOptions, workspace_tools
+from midflight.tools.programs import workspace
+from midflight.tools.programs.python import PythonTool
+from midflight.tools.programs.workspace import WorkspaceOptions, workspace_tools
 from tests.sandbox.ready import need_bubblewrap
 
 
@@ -142,13 +147,27 @@ async def test_a_workspace_begins_with_the_files_of_a_folder(sandbox: Bubblewrap
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b.bin").write_bytes(b"\x00\xff")
     (tmp_path / "link").symlink_to("/etc/passwd")
-    context = ToolContext(sandbox=lambda: sandbox, files=tmp_path)
+    context = ToolContext(sandbox=lambda: sandbox, files=StartFiles(tmp_path))
     listing: Any = workspace.list_files(WorkspaceOptions(), context)
     write: Any = workspace.write_file(WorkspaceOptions(), context)
     for _ in range(2):  # each trajectory's are its own
         async with Scope() as scope:
             assert (await listing.scoped(scope).call({"path": "."}, 10)).text == "a/b.bin 2"
             await write.scoped(scope).call({"path": "c", "content": "x"}, 10)
+        (tmp_path / "a" / "b.bin").write_bytes(b"longer")  # they are read once, so all begin alike
+
+
+def test_the_tools_of_a_recipe_read_its_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("1")
+    recipe = load_recipe("coding", [f"agent.sandbox.files={tmp_path}"])
+    read: list[Path] = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path), read_bytes(path))[1])
+    files = context_of(recipe, lambda _: None).files
+    assert files is not None and read == []
+    with ThreadPoolExecutor(4) as threads:  # trajectories that begin at once
+        assert list(threads.map(lambda _: files.read(), range(8))) == [[("a.txt", b"1")]] * 8
+    assert read == [tmp_path / "a.txt"]
 
 
 @pytest.mark.asyncio
@@ -183,7 +202,7 @@ async def test_a_workspace_that_is_not_filled_is_not_used(tmp_path: Path, monkey
     sandbox = Folder()
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"1")
-    tool: Any = workspace_tools(sandbox, files=tmp_path)["list_files"]
+    tool: Any = workspace_tools(sandbox, files=StartFiles(tmp_path))["list_files"]
     read, on_loop = Path.read_bytes, threading.get_ident()
     failing = [True]
 
@@ -196,7 +215,7 @@ async def test_a_workspace_that_is_not_filled_is_not_used(tmp_path: Path, monkey
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     async with Scope() as scope:
-        with pytest.raises(InfrastructureError, match=r"agent.sandbox.files: b: .*Input/output error"):
+        with pytest.raises(InfrastructureError, match=r"agent.sandbox.files: .*/b: .*Input/output error"):
             await tool.scoped(scope).call({"path": "."}, 10)
         assert [session.lost for session in sandbox.opened] == [True]
         assert (await tool.scoped(scope).call({"path": "."}, 10)).text == "a 1\nb 1"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from midflight.tools import ErrorKind, InfrastructureError, factbook
-from midflight.tools.factbook import factbook_search, find_passages, index_path
-from midflight.tools.passages import split_passages
+from midflight.tools import ErrorKind, InfrastructureError
+from midflight.tools.facts import factbook
+from midflight.tools.facts.factbook import factbook_search, find_passages, index_path
+from midflight.tools.reading.passages import split_passages
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -25,7 +25,7 @@ from midflight.sandbox.base import (
     SandboxResult,
     WriteFile,
 )
-from midflight.sandbox.workspace import Workspace
+from midflight.sandbox.workspace import StartFiles, Workspace
 from midflight.tools.base import ErrorKind, Tool, ToolResult
 from midflight.tools.options import ToolContext, ToolOptions
 from midflight.tools.scope import Scope
@@ -47,11 +47,16 @@ class SandboxTool:
         limits: of one call; the sandbox's own when None.
         keep: a folder of the host that the files of each trajectory go to, into its next `workspace-N`; None keeps
             nothing.
-        files: a folder of the host whose files the workspace begins with; None: it begins empty.
+        files: what the workspace begins with; None: nothing.
     """
 
     def __init__(
-        self, sandbox: Sandbox, *, limits: Limits | None = None, keep: Path | None = None, files: Path | None = None
+        self,
+        sandbox: Sandbox,
+        *,
+        limits: Limits | None = None,
+        keep: Path | None = None,
+        files: StartFiles | None = None,
     ) -> None:
         self.sandbox, self.limits, self.keep, self.files = sandbox, limits, keep, files
         self._scope: Scope | None = None
@@ -97,7 +102,7 @@ class WorkspaceTool(SandboxTool):
         *,
         limits: Limits | None = None,
         keep: Path | None = None,
-        files: Path | None = None,
+        files: StartFiles | None = None,
     ) -> None:
         super().__init__(sandbox, limits=limits, keep=keep, files=files)
         self.name, self.description, self.parameters = name, description, parameters
@@ -113,7 +118,7 @@ class WorkspaceTool(SandboxTool):
 
 
 def workspace_tools(
-    sandbox: Sandbox, *, limits: Limits | None = None, keep: Path | None = None, files: Path | None = None
+    sandbox: Sandbox, *, limits: Limits | None = None, keep: Path | None = None, files: StartFiles | None = None
 ) -> dict[str, WorkspaceTool]:
     """`write_file`, `read_file`, `list_files`, `run_tests` and `shell` on one workspace, by name.
 

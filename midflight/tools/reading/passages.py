@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 
 TOKENIZER = "porter unicode61"
@@ -73,17 +73,28 @@ def best_passages(passages: Sequence[str], question: str, count: int) -> list[in
 
 
 def excerpt(text: str, question: str, count: int, most: int) -> str:
-    """What of `text` answers `question`, in the order of the text: its `count` best passages; all of a short text.
+    """What of `text` answers `question`: its `count` best passages; all of a short text.
 
     Without a question, or when no word of it is there, the text from its start, to about `most` characters.
     """
     if len(text) <= most:
         return text
     passages = paragraphs(text)
-    chosen = sorted(best_passages(passages, question, count))
-    if not chosen:
-        head = text[:most].rsplit(" ", 1)[0]
-        return f"{head}\n[... {len(text) - len(head)} characters follow ...]"
+    chosen = best_passages(passages, question, count)
+    return joined(passages, chosen) if chosen else head(text, most)
+
+
+def head(text: str, most: int) -> str:
+    """A text from its start, to about `most` characters."""
+    if len(text) <= most:
+        return text
+    start = text[:most].rsplit(" ", 1)[0]
+    return f"{start}\n[... {len(text) - len(start)} characters follow ...]"
+
+
+def joined(passages: Sequence[str], chosen: Iterable[int]) -> str:
+    """The chosen passages, one or more, in the order of the text, with a mark where others are left out."""
+    chosen = sorted(chosen)
     lines: list[str] = []
     for before, number in zip([-1, *chosen], chosen, strict=False):
         if number != before + 1:

@@ -1,0 +1,191 @@
+"""The index of `corpus_search`: SQLite FTS5 in the cache folder, kept up to date.
+
+Invariant: a search sees each file as it is when the search begins: files that are new, changed (by size and time) or
+gone are indexed, indexed anew or dropped first. What one file holds enters the index in one transaction, so a search
+that is stopped halfway through a large folder leaves the next one only the rest.
+
+All of it runs in a worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from midflight.tools.base import InfrastructureError, ToolError
+from midflight.tools.reading.documents import document_text
+from midflight.tools.reading.passages import TOKENIZER, match_expression, paragraphs
+
+INDEX_VERSION = 2
+"""Raise when the tables, the passages or the tokenizer change."""
+KINDS = {".txt": "text/plain", ".md": "text/plain", ".rst": "text/plain", ".html": "text/html", ".htm": "text/html"}
+"""Types of the files that are read; a PDF is told by its content."""
+PDF = ".pdf"
+LARGEST = 50_000_000
+"""Bytes of a file; a larger one is not indexed."""
+_TABLES = f"""
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, changed INTEGER, problem TEXT);
+CREATE VIRTUAL TABLE IF NOT EXISTS passages USING fts5(path UNINDEXED, title, text, tokenize='{TOKENIZER}');
+CREATE TABLE IF NOT EXISTS vectors (model TEXT, passage INTEGER, vector BLOB, PRIMARY KEY (model, passage));
+"""
+
+
+def index_name(folder: str) -> str:
+    """Of the index file of a folder."""
+    digest = hashlib.sha256(str(Path(folder).resolve()).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{digest[:32]}-{INDEX_VERSION}.sqlite"
+
+
+def search(folder: str, index: str, query: str, document: str, count: int) -> str:
+    """The best passages as text, below a line with their document; first the index is brought up to date.
+
+    Raises:
+        ToolError: nothing matches, or there is no such document.
+        InfrastructureError: the folder cannot be read, or the index not written.
+    """
+    expression = match_expression(query)
+    with opened(folder, index) as connection:
+        problems = update(connection, Path(folder))
+        where = "AND path = ?" if known(connection, document) else ""
+        rows = (
+            connection.execute(
+                f"SELECT path, title, text FROM passages WHERE passages MATCH ? {where} "
+                "ORDER BY bm25(passages, 0.0, 2.0, 1.0), rowid LIMIT ?",
+                (f"{{title text}} : ({expression})", *([document] if document else []), count),
+            ).fetchall()
+            if expression
+            else []
+        )
+    return shown(rows, problems, query)
+
+
+@contextmanager
+def opened(folder: str, index: str) -> Iterator[sqlite3.Connection]:
+    """The index of a folder, for this process alone meanwhile; the lock ends with the process.
+
+    Raises:
+        InfrastructureError: what is done inside cannot read the folder, or not write the index.
+    """
+    try:
+        Path(index).parent.mkdir(parents=True, exist_ok=True)
+        with _locked(index), closing(sqlite3.connect(index, isolation_level=None)) as connection:
+            yield connection
+    except (OSError, sqlite3.Error) as error:
+        raise InfrastructureError(f"corpus_search: {folder} or its index {index}: {error}") from error
+
+
+def known(connection: sqlite3.Connection, document: str) -> bool:
+    """Whether a document is named.
+
+    Raises:
+        ToolError: there is none of that name.
+    """
+    if not document:
+        return False
+    (found,) = connection.execute("SELECT count(*) FROM files WHERE path = ?", (document,)).fetchone()
+    if not found:
+        raise ToolError(f"there is no document {document!r}; leave it empty to search all")
+    return True
+
+
+def shown(rows: Sequence[tuple[str, str, str]], problems: Sequence[Sequence[str]], query: str) -> str:
+    """The found path, title and text as a result, and what could not be read.
+
+    Raises:
+        ToolError: nothing was found.
+    """
+    told = [f"(cannot be read: {path}: {problem})" for path, problem in problems[:5]]
+    if not rows:
+        raise ToolError("\n".join([f"nothing in the documents matches {query.strip()!r}; try other words", *told]))
+    found = (f"[{path}]{f' {title}' if title else ''}\n{text}" for path, title, text in rows)
+    return "\n\n".join([*found, *told])
+
+
+def update(connection: sqlite3.Connection, folder: Path) -> list[tuple[str, str]]:
+    """Bring the index up to date; the files that are new or changed and cannot be read, each with the reason.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    connection.executescript(_TABLES)
+    indexed = connection.execute("SELECT path, size, changed FROM files")
+    stamps = {path: (size, changed) for path, size, changed in indexed}
+    problems: list[tuple[str, str]] = []
+    present: set[str] = set()
+    for file in documents(folder):
+        path, state = file.relative_to(folder).as_posix(), file.stat()
+        present.add(path)
+        stamp = (state.st_size, state.st_mtime_ns)
+        if stamps.get(path) == stamp:
+            continue
+        found, problem = {"title": "", "text": ""}, ""
+        try:
+            if state.st_size > LARGEST:
+                raise ToolError(f"larger than {LARGEST // 1_000_000} MB")
+            found = document_text(file.read_bytes(), KINDS.get(file.suffix.lower(), ""))
+        except Exception as error:  # the boundary to readers of files that may hold anything
+            problem = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
+            problems.append((path, problem))
+        with _transaction(connection):
+            if path in stamps:  # it would look through all passages
+                _drop(connection, path)
+            rows = ((path, found["title"], text) for text in paragraphs(found["text"]))
+            connection.executemany("INSERT INTO passages VALUES (?, ?, ?)", rows)
+            connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", (path, *stamp, problem))
+    with _transaction(connection):
+        for path in stamps.keys() - present:
+            _drop(connection, path)
+            connection.execute("DELETE FROM files WHERE path = ?", (path,))
+    return problems
+
+
+def _drop(connection: sqlite3.Connection, path: str) -> None:
+    """Forget the passages of a file, and their vectors first: a new passage may get the number of an old one."""
+    connection.execute("DELETE FROM vectors WHERE passage IN (SELECT rowid FROM passages WHERE path = ?)", (path,))
+    connection.execute("DELETE FROM passages WHERE path = ?", (path,))
+
+
+def documents(folder: Path) -> Iterator[Path]:
+    """Files of the kinds that are read, in order; hidden ones and links that lead out of the folder are not.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    root = folder.resolve()
+    for place, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            file = Path(place) / name
+            readable = file.suffix.lower() in KINDS or file.suffix.lower() == PDF
+            if readable and not name.startswith(".") and file.is_file() and file.resolve().is_relative_to(root):
+                yield file
+
+
+@contextmanager
+def _locked(index: str) -> Iterator[None]:
+    import fcntl
+
+    with open(f"{index}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise

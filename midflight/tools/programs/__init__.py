@@ -1,0 +1,1 @@
+"""Programs and files of a trajectory, in the sandbox."""

@@ -1,0 +1,1 @@
+"""Documents as text, and the passages of them that match."""
