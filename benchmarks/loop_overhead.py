@@ -4,6 +4,7 @@ A planner in the full format asks a stub server (a process of its own) that answ
 once. Every trajectory takes all its turns, and all of them are under way from the start. Measured:
 
 - overhead_ms_per_turn: processor time of this process a turn, all of it: prompts, JSON, HTTP, parsing, memory;
+- stub_ms_per_request: the server's own, on another core; well below that, or the server is what is measured;
 - ratio_to_ideal: wall time over the ideal, turns x 200 ms: every trajectory has a request of its own under way, and
   everything but the server is free. With 1,000 trajectories that leaves a turn 200 us of processor time;
 - ratio_with_bound: the same with at most --concurrency requests under way (256, what a vLLM server decodes at once by
@@ -19,9 +20,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import http.client
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -30,8 +31,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from midflight import looping
 from midflight.agent import AgentFlow, DirectExecutor, LastResultGenerator, LLMPlanner, Query, RuleVerifier, StopReason
 from midflight.agent.types import Trajectory
 from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Sampling
@@ -42,6 +44,7 @@ from midflight.tools.base import ToolResult, Toolset
 ACTION = "Sub-goal: find how many people live there\nTool: population\nContext: Peru"
 LATENCY = 0.2
 WORKERS = 16
+STARTED = 10
 MODEL = Endpoint("stub", context_length=100_000)
 
 
@@ -90,14 +93,24 @@ def checked(trajectories: list[Trajectory], turns: int) -> None:
         assert one.stop_reason is StopReason.MAX_TURNS and len(one.turns) == turns, one
 
 
+class Stub(NamedTuple):
+    port: int
+    process: int
+
+    def seconds(self) -> float:
+        """Processor time that it took so far, in steps of 10 ms."""
+        user, system = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def stub(seconds: float) -> Iterator[int]:
-    """The port of a stub server."""
+def stub(seconds: float) -> Iterator[Stub]:
+    """A stub server that runs."""
     command = [sys.executable, str(Path(__file__).with_name("stub_server.py")), ACTION, str(seconds)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield int(process.stdout.readline())
+        yield Stub(int(process.stdout.readline()), process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -108,7 +121,9 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-async def live(port: int, count: int, turns: int, at_once: int) -> tuple[list[Trajectory], float, float, int]:
+async def live(
+    port: int, count: int, turns: int, at_once: int, together: bool = False
+) -> tuple[list[Trajectory], float, float, int]:
     """Trajectories, wall and processor seconds, and bytes added when the last one came to its last turn."""
     limits = Limits(concurrency=at_once, attempt_seconds=60)
     engine = OpenAIEngine("stub", Client(f"http://127.0.0.1:{port}/v1", Patience(limits)), MODEL)
@@ -123,8 +138,13 @@ async def live(port: int, count: int, turns: int, at_once: int) -> tuple[list[Tr
 
     ahead = [0]
     began, worked = time.perf_counter(), time.process_time()
-    made = await asyncio.gather(*(flow.run(query(number), seen) for number in range(count)))
-    return list(made), time.perf_counter() - began, time.process_time() - worked, most - before
+    tasks = []
+    for number in range(count):
+        tasks.append(asyncio.create_task(flow.run(query(number), seen)))
+        if number % STARTED == STARTED - 1 and not together:
+            await asyncio.sleep(0)
+    made = await asyncio.gather(*tasks)
+    return made, time.perf_counter() - began, time.process_time() - worked, most - before
 
 
 def pooled(port: int, count: int, turns: int) -> float:
@@ -143,14 +163,15 @@ def pooled(port: int, count: int, turns: int) -> float:
 
 def measure(count: int, turns: int, at_once: int, pool: bool) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    with stub(LATENCY) as port:
-        warm, *_ = asyncio.run(live(port, 4, turns, 4))  # imports and caches
+    with stub(LATENCY) as server:
+        port = server.port
+        warm, *_ = looping.run(live(port, 4, turns, 4))  # imports and caches
         checked(warm, turns)
-        gc.collect()
-        gc.freeze()
-        made, wall, worked, added = asyncio.run(live(port, count, turns, count))
+        before = server.seconds()
+        made, wall, worked, added = looping.run(live(port, count, turns, count))
+        served = server.seconds() - before
         checked(made, turns)
-        bound, wall_bound, *_ = asyncio.run(live(port, count, turns, at_once))
+        bound, wall_bound, *_ = looping.run(live(port, count, turns, at_once))
         checked(bound, turns)
         in_pool = pooled(port, count, turns) if pool else None
     ideal = turns * LATENCY
@@ -163,6 +184,9 @@ def measure(count: int, turns: int, at_once: int, pool: bool) -> dict[str, Any]:
         "ratio_with_bound": round(wall_bound / (ideal * max(count / at_once, 1.0)), 3),
         "turns": turns,
         "concurrency": at_once,
+        "event_loop": looping.loop_name(),
+        "stub_ms_per_request": round(1000 * served / (count * turns), 3),
+        "load_average": round(os.getloadavg()[0], 1),
         "latency_ms": 1000 * LATENCY,
         "seconds": round(wall, 3),
         "ideal_seconds": round(ideal, 3),
