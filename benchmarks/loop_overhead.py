@@ -7,9 +7,7 @@ once. Every trajectory takes all its turns, and all of them are under way from t
 - stub_ms_per_request: the server's own, on another core; well below that, or the server is what is measured;
 - ratio_to_ideal: wall time over the ideal, turns x 200 ms: every trajectory has a request of its own under way, and
   everything but the server is free. With 1,000 trajectories that leaves a turn 200 us of processor time;
-- ratio_started_one_by_one: the same, but each trajectory is started behind the one before, as a service does: the
-  first requests are then on their way while others are still made;
-- ratio_with_bound: the first with at most --concurrency requests under way (256, what a vLLM server decodes at once by
+- ratio_with_bound: the same with at most --concurrency requests under way (256, what a vLLM server decodes at once by
   default), over the ideal for as many;
 - kb_per_trajectory: resident memory that is added until all trajectories are in their last turn, over their number,
   with all at once;
@@ -122,9 +120,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-async def live(
-    port: int, count: int, turns: int, at_once: int, one_by_one: bool = False
-) -> tuple[list[Trajectory], float, float, int]:
+async def live(port: int, count: int, turns: int, at_once: int) -> tuple[list[Trajectory], float, float, int]:
     """Trajectories, wall and processor seconds, and bytes added when the last one came to its last turn."""
     limits = Limits(concurrency=at_once, attempt_seconds=60)
     engine = OpenAIEngine("stub", Client(f"http://127.0.0.1:{port}/v1", Patience(limits)), MODEL)
@@ -139,13 +135,8 @@ async def live(
 
     ahead = [0]
     began, worked = time.perf_counter(), time.process_time()
-    tasks = []
-    for number in range(count):
-        tasks.append(asyncio.create_task(flow.run(query(number), seen)))
-        if one_by_one:
-            await asyncio.sleep(0)  # what was started gets to its request
-    made = await asyncio.gather(*tasks)
-    return made, time.perf_counter() - began, time.process_time() - worked, most - before
+    made = await asyncio.gather(*(flow.run(query(number), seen) for number in range(count)))
+    return list(made), time.perf_counter() - began, time.process_time() - worked, most - before
 
 
 def pooled(port: int, count: int, turns: int) -> float:
@@ -172,8 +163,6 @@ def measure(count: int, turns: int, at_once: int, pool: bool) -> dict[str, Any]:
         made, wall, worked, added = looping.run(live(port, count, turns, count))
         served = server.seconds() - before
         checked(made, turns)
-        single, wall_single, *_ = looping.run(live(port, count, turns, count, one_by_one=True))
-        checked(single, turns)
         bound, wall_bound, *_ = looping.run(live(port, count, turns, at_once))
         checked(bound, turns)
         in_pool = pooled(port, count, turns) if pool else None
@@ -185,7 +174,6 @@ def measure(count: int, turns: int, at_once: int, pool: bool) -> dict[str, Any]:
         "kb_per_trajectory": round(added / count / 1024, 1),
         "ratio_to_thread_pool": None if in_pool is None else round(in_pool / wall, 1),
         "ratio_with_bound": round(wall_bound / (ideal * max(count / at_once, 1.0)), 3),
-        "ratio_started_one_by_one": round(wall_single / ideal, 3),
         "turns": turns,
         "concurrency": at_once,
         "event_loop": looping.loop_name(),
