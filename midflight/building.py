@@ -27,7 +27,7 @@ from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory
 from midflight.engines.base import Engine, Sampling
 from midflight.engines.http import Ledger
-from midflight.engines.remote import remote_engine
+from midflight.engines.remote import remote_engine, unhidden
 from midflight.engines.served import ServedEngine
 from midflight.errors import UserError
 from midflight.loading import load_named, load_trained
@@ -284,6 +284,8 @@ def engines_of(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> N
     closing: list[Closable] = []
     with ExitStack() as opened:
         opened.callback(close_all, closing)
+        for line in unhidden(recipe.engines.values()):
+            say(line)
         for name in recipe.engines:
             made[name], closed = _engine(recipe, name, ledger, say)
             closing += closed
@@ -327,6 +329,8 @@ def tool_engine(
         raise UserError(
             f"engine = {name}: the recipe has no such engine; it has: {', '.join(recipe.engines) or 'none'}"
         )
+    for line in unhidden([recipe.engines[name]]):
+        say(line)
     ledger = Ledger(tokens=recipe.budget.tokens, money=recipe.budget.money)
     engine, closing = _engine(recipe, name, ledger, say)
     return _used(engine, "tools"), closing

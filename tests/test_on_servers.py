@@ -57,7 +57,7 @@ def written(folder: Path, url: str) -> Path:
     return file
 
 
-async def command(*arguments: str) -> tuple[int, str, str]:
+async def command(*arguments: str, key: str = KEY) -> tuple[int, str, str]:
     """`midflight` in a process of its own, which says at its end whether torch was imported."""
     program = (
         "import sys; from midflight.cli import run; code = run(sys.argv[1:]); "
@@ -70,7 +70,7 @@ async def command(*arguments: str) -> tuple[int, str, str]:
         *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "STRONG_KEY": KEY},
+        env={**os.environ, "STRONG_KEY": key},
     )
     out, err = await process.communicate()
     assert process.returncode is not None
@@ -91,8 +91,24 @@ async def test_solve_and_eval_run_without_torch_and_say_what_was_used(tmp_path: 
         result = json.loads(evaluated)
         assert result["n"] == 1 and result["usage"]["total"]["requests"] == 3
         prompts = b"".join(request.body for request in server.requests)
+        assert "warning:" not in err
         assert all(KEY not in text for text in (out, err, evaluated, said)) and KEY.encode() not in prompts
         assert b"[key]" in prompts  # what the planner drew came back in the generator's memory
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("key", ["1", "test", "EMPTY", "sk-1234", "not-needed"])
+async def test_a_placeholder_is_sent_and_changes_no_text_and_one_line_says_so(tmp_path: Path, key: str) -> None:
+    async with served(answer) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        code, out, err = await command("solve", f"Is {key} a latest Empty?", "--recipe", recipe, key=key)
+        assert code == 0 and f"It is 42 Bearer {key}." in out and "[key]" not in out + err
+        assert {request.headers["authorization"] for request in server.requests} == {f"Bearer {key}"}
+    said = [line for line in err.splitlines() if line.startswith("warning:")]
+    assert said == [
+        "warning: key_variable = STRONG_KEY: its value is too short, or too usual, for a key: it is sent, but not "
+        "taken out of what comes back"
+    ]
 
 
 @pytest.mark.asyncio

@@ -11,6 +11,7 @@ import yaml
 from midflight.building import Closable, context_of, tool_engine
 from midflight.engines.base import Engine
 from midflight.errors import UserError
+from midflight.progress import Progress
 from midflight.recipe import Recipe, load_recipe
 from midflight.rendering import printable
 from midflight.tools import BUILTIN, FINISH, Scope, Tool, ToolResult, Toolset, make_toolset, options_of, tool_info
@@ -92,7 +93,7 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Too
             if loaded is None:
                 raise UserError(f"{name}: asks a language model; name a recipe that has one with --recipe")
             for engine_name in sorted(asked, key=str):
-                engines[engine_name], opened = tool_engine(loaded, engine_name)
+                engines[engine_name], opened = tool_engine(loaded, engine_name, Progress().note)
                 closing += opened
         context = None if loaded is None else context_of(loaded, engines.get)
         return make_toolset(names, {key: given[key]} if key in given else {}, context, servers=servers), closing

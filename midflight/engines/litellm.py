@@ -14,7 +14,7 @@ from midflight.engines.http.client import MOST_SAID, TRANSIENT
 from midflight.engines.openai import TextEngine, read_choice
 from midflight.engines.served import Endpoint
 from midflight.errors import UserError
-from midflight.redacting import redact
+from midflight.redacting import redact, redact_all
 
 
 class LiteLLMEngine(TextEngine):
@@ -52,7 +52,7 @@ class LiteLLMEngine(TextEngine):
 
     async def _attempt(self, body: dict[str, Any]) -> Any:
         try:
-            answer = (await self._litellm.acompletion(**body, **self._fixed)).model_dump()
+            said = (await self._litellm.acompletion(**body, **self._fixed)).model_dump()
         except self._litellm.exceptions.ContextWindowExceededError as error:
             raise PromptTooLong(self._hidden(error)) from None
         except Exception as error:  # the boundary: LiteLLM has a class for each provider's failures, with a status
@@ -62,6 +62,7 @@ class LiteLLMEngine(TextEngine):
                 raise Transient(self._hidden(error), _seconds(headers.get("retry-after"))) from None
             raise EngineGaveUp(f"{self.name}: {self._hidden(error)}") from None
         try:
+            answer = redact_all(said, [self._key])
             read_choice(answer, "chat")
         except Malformed as error:
             raise Transient(f"{self.name}: the answer has {error}") from None

@@ -13,9 +13,10 @@ from midflight.engines.openai import OpenAIEngine
 from midflight.engines.served import Endpoint, ServedEngine
 from midflight.errors import UserError
 from midflight.paths import cache_folder
+from midflight.redacting import is_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[ServedEngine, Sequence[ResponseCache]]:
@@ -85,3 +86,14 @@ def key_of(name: str, settings: EngineConfig) -> str | None:
     if not key.isascii() or not key.isprintable() or " " in key:
         raise UserError(f"engines.{name}.key_variable = {variable}: its value has characters that no key has")
     return key
+
+
+def unhidden(engines: Iterable[EngineConfig]) -> list[str]:
+    """A line for each of their variables whose value is sent as a key and, being none, shown where it comes back."""
+    variables = dict.fromkeys(settings.key_variable for settings in engines)
+    return [
+        f"warning: key_variable = {variable}: its value is too short, or too usual, for a key: it is sent, but not "
+        "taken out of what comes back"
+        for variable in variables
+        if variable is not None and (value := os.environ.get(variable, "").strip()) and not is_secret(value)
+    ]

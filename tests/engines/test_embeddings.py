@@ -114,7 +114,7 @@ async def test_what_are_no_vectors_is_asked_for_again_and_then_given_up(answer: 
         (Answer(200, b'{"data": [{"index": 0, "embe'), 2, "the answer is not JSON (28 bytes)"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{", 2, "(2 attempts in "),
         (None, 2, "no answer within 0.3 s"),
-        (error(401, "bad key sk-1"), 1, "HTTP 401: bad key [key]; check key_variable and what its key may do"),
+        (error(401, "bad key sk-0123456789"), 1, "HTTP 401: bad key [key]; check key_variable and what its key may do"),
         (error(429, "slow down", **{"Retry-After": "0.01"}), 2, "HTTP 429: slow down (2 attempts"),
         (error(429, "quota", "insufficient_quota"), 1, "HTTP 429: quota"),
         (error(404, "no such model"), 1, "HTTP 404: no such model"),
@@ -126,7 +126,7 @@ async def test_what_are_no_vectors_is_asked_for_again_and_then_given_up(answer: 
 async def test_a_server_that_fails_is_given_up(answer: Any, attempts: int, reason: str) -> None:
     async with served(answer) as server:
         with pytest.raises(EngineGaveUp) as caught:
-            await engine(server, key="sk-1").embed(["a"])
+            await engine(server, key="sk-0123456789").embed(["a"])
         assert reason in str(caught.value)
         assert len(server.requests) == attempts
 

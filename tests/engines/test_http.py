@@ -14,7 +14,7 @@ from midflight.engines.base import EngineGaveUp
 from midflight.engines.http import Client, Limits, Malformed, Patience, PromptRefused, Transient
 from midflight.engines.http.client import MOST_SAID, parsed, written
 from midflight.engines.http.wire import Pool, WireError
-from midflight.redacting import redact
+from midflight.redacting import is_secret, redact, redact_all
 from midflight.server.wire import Answer
 from tests.engines.serving import Served, error, ok, served
 
@@ -350,8 +350,31 @@ async def test_no_part_of_the_key_is_left_where_an_error_is_cut(before: int) -> 
         assert KEY[:2] not in str(caught.value).partition("xxx")[2]
 
 
+@pytest.mark.asyncio
+async def test_a_key_is_taken_out_of_texts_however_json_spells_it_and_out_of_nothing_else() -> None:
+    key = 'choices":/3'
+    spelt = [json.dumps(key).encode(), json.dumps(key).replace("/", "\\/").replace("c", "\\u0063").encode()]
+    for one in spelt:
+        body = b'{"choices": 3, "a": [{%s: %s}]}' % (one, one)
+        async with served(Answer(200, body)) as server:
+            answer = await client(server, key=key).ask("/x", {}, lambda answer: answer)
+        assert answer == {"choices": 3, "a": [{"[key]": "[key]"}]}
+        async with served(Answer(401, b'{"error": {"message": {"a": [%s]}}}' % one)) as server:
+            with pytest.raises(EngineGaveUp) as caught:
+                await client(server, key=key).ask("/x", {}, lambda answer: answer)
+        assert "HTTP 401: {'a': ['[key]']};" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "1", "sk-1234", "EMPTY", "None", "TEST", "not-needed", "Token-ABC123", "password"]
+)
+def test_a_short_value_and_a_placeholder_are_no_secrets(value: str) -> None:
+    text = f"{value} a {value}"
+    assert not is_secret(value) and redact(text, [value]) == text and redact_all([text], [value]) == [text]
+
+
 def test_keys_are_taken_out_the_longest_first() -> None:
-    assert redact("a k-1 k-12 b", ["k-1", "", None, "k-12"]) == "a [key] [key] b"
+    assert redact("a k-345678 k-3456789 b", ["k-345678", "", None, "k-3456789"]) == "a [key] [key] b"
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "http://", "https:///v1"])

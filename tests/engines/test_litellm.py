@@ -75,6 +75,7 @@ async def test_it_asks_once_and_tries_again_itself(asked: list[dict[str, Any]]) 
         }
     )
     assert await text({"choices": []}, chat("again")) == "again"
+    assert await text(chat(f"It is {KEY}.")) == "It is [key]."
 
 
 @pytest.mark.asyncio

@@ -1,6 +1,7 @@
 """JSON over HTTP to a model server, with a key that stays here.
 
-Invariant: the key is sent to the server and goes nowhere else: whatever comes back, errors included, has it taken out.
+Invariant: the key is sent to the server and goes nowhere else: whatever comes back, errors included, has it taken out,
+where it is a secret (`midflight.redacting`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pydantic_core
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http.patience import Patience, Transient
 from midflight.engines.http.wire import Pool, Reply, WireError
-from midflight.redacting import HIDDEN, redact
+from midflight.redacting import redact, redact_all
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ class Client:
     async def _attempt(self, method: str, path: str, data: bytes, read: Callable[[Any], T]) -> T:
         reply = await self._reply(method, path, data)
         try:
-            return read(parsed(self._without_key(reply.body)))
+            return read(self._without_key(parsed(reply.body), reply.body))
         except Malformed as error:
             raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
         except (ValueError, RecursionError):
@@ -98,7 +99,7 @@ class Client:
 
         async def attempt() -> str:
             reply = await self._reply("POST", path, data)
-            return " ".join(self._text(reply).split())
+            return " ".join(self.hide(_decoded(reply)).split())
 
         return await self.patience.run(attempt)
 
@@ -111,18 +112,16 @@ class Client:
             self._refused(reply)
         return reply
 
-    def _without_key(self, body: bytes) -> bytes:
-        if self._key is None or self._key.encode() not in body:
-            return body
-        return body.replace(self._key.encode(), HIDDEN.encode())
-
-    def _text(self, reply: Reply) -> str:
-        return self.hide(reply.body.decode("utf-8", "replace"))
+    def _without_key(self, value: Any, body: bytes) -> Any:
+        """`value`, which `body` is the JSON of; where nothing is spelt with a backslash, a look at that tells."""
+        if self._key is None or (b"\\" not in body and self._key.encode() not in body):
+            return value
+        return redact_all(value, [self._key])
 
     def _refused(self, reply: Reply) -> None:
         """Raises what the status means."""
-        code, said = _said(self._text(reply))
-        said = _line(self.hide(said))  # again: JSON may have spelt it in another way
+        code, said = _said(_decoded(reply), self._key)
+        said = _line(self.hide(said))
         message = f"{self.base_url}: HTTP {reply.status}{f': {said}' if said else ''}"
         if reply.status in TRANSIENT and code not in FOR_GOOD:
             raise Transient(message, _retry_after(reply.headers.get("retry-after", "")))
@@ -155,11 +154,15 @@ def parsed(text: bytes) -> Any:
         return json.loads(text)
 
 
-def _said(body: str) -> tuple[str, str]:
-    """Code and message of an error, as far as the body has them."""
+def _decoded(reply: Reply) -> str:
+    return reply.body.decode("utf-8", "replace")
+
+
+def _said(body: str, key: str | None) -> tuple[str, str]:
+    """Code and message of an error, as far as the body has them; `key` may still be in what is not JSON."""
     code, said = "", body
     try:
-        error = json.loads(body)
+        error = redact_all(json.loads(body), [key])
     except (ValueError, RecursionError):
         error = None
     if isinstance(error, dict):
