@@ -37,8 +37,9 @@ from midflight.recipe.config import ModuleConfig, PlannerConfig
 from midflight.recipe.tool_rules import has_frozen_models
 from midflight.sandbox.choose import shared_sandbox
 from midflight.sandbox.workspace import StartFiles
-from midflight.tools import ToolContext, make_toolset
+from midflight.tools import ToolContext, make_toolset, mcp_servers
 from midflight.tools.base import Tool, Toolset
+from midflight.tools.options import key_from
 
 if TYPE_CHECKING:
     from midflight.engines.local import LoadedModel, LocalEngine
@@ -92,10 +93,13 @@ def context_of(recipe: Recipe, engine: Callable[[str | None], Engine | None]) ->
         return found
 
     options = recipe.agent.sandbox
+    variables = [settings.key_variable for settings in recipe.engines.values() if settings.key_variable is not None]
+    servers = mcp_servers(recipe.agent.mcp_servers).values()
     return ToolContext(
         engine=ask,
         sandbox=lambda: shared_sandbox(options),
         files=StartFiles(Path(options.files)) if options.files else None,
+        keys=(*map(key_from, variables), *(key for server in servers for key in server.keys)),
         keep=Path(options.keep) if options.keep else None,
     )
 

@@ -6,12 +6,14 @@ not to the JSON they came in, which may spell a key in another way, or a name of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 HIDDEN = "[key]"
 SHORTEST_KEY = 8
 """Characters: to take a shorter value out would change texts that have it by chance."""
+SHORTEST_PART = 4
+"""Characters of the beginning of a key that are hidden where a text was cut."""
 PLACEHOLDERS = frozenset(
     "anything changeme dummy-key fake-key lm-studio my-api-key my_api_key no-api-key no-key-required not-needed "
     "not-required not-used password placeholder sk-no-key-required token-abc123 undefined your-api-key "
@@ -27,9 +29,19 @@ def is_secret(value: str) -> bool:
 
 def redact(text: str, keys: Iterable[str | None]) -> str:
     """`text` without those of `keys` that are secrets."""
-    found = [key for key in keys if key and is_secret(key)]
-    for key in sorted(found, key=len, reverse=True):  # one may be part of another
+    for key in _secrets(keys):
         text = text.replace(key, HIDDEN)
+    return text
+
+
+def redact_cut(text: str, keys: Sequence[str]) -> str:
+    """As `redact`, of a text that others may have cut with `...` in the middle of a key."""
+    text = redact(text, keys)
+    if text.endswith("..."):
+        for key in _secrets(keys):
+            for length in range(len(key) - 1, SHORTEST_PART - 1, -1):
+                if text.endswith(f"{key[:length]}..."):
+                    return f"{text[: -length - 3]}{HIDDEN}..."
     return text
 
 
@@ -39,8 +51,13 @@ def redact_all(value: Any, keys: Iterable[str | None]) -> Any:
     Raises:
         RecursionError: it is nested too deep.
     """
-    found = [key for key in keys if key and is_secret(key)]
+    found = _secrets(keys)
     return _without(value, found) if found else value
+
+
+def _secrets(keys: Iterable[str | None]) -> list[str]:
+    """The longest first, for one may be part of another."""
+    return sorted((key for key in keys if key and is_secret(key)), key=len, reverse=True)
 
 
 def _without(value: Any, keys: list[str]) -> Any:

@@ -112,6 +112,25 @@ async def test_a_placeholder_is_sent_and_changes_no_text_and_one_line_says_so(tm
 
 
 @pytest.mark.asyncio
+async def test_a_tool_that_says_the_key_brings_it_into_no_prompt_and_no_output(tmp_path: Path) -> None:
+    (tmp_path / "leak.py").write_text(
+        "import os\nfrom midflight.tools import tool\n\n@tool\ndef leak(text: str) -> str:\n"
+        '    """Fail with what must not be said."""\n    raise ValueError("key is " + os.environ["STRONG_KEY"])\n'
+    )
+
+    def asks_leak(request: Request) -> Answer:
+        return Answer(200, answer(request).body.replace(b"calculator", b"leak"))
+
+    async with served(asks_leak) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        leak = f"agent.tools=['{tmp_path}/leak.py:leak']"
+        code, out, err = await command("solve", "What is 6 times 7?", leak, "--recipe", recipe)
+        prompts = b"".join(request.body for request in server.requests)
+    assert code == 0 and "ValueError: key is [key]" in out and KEY not in out + err
+    assert b"ValueError: key is [key]" in prompts and KEY.encode() not in prompts
+
+
+@pytest.mark.asyncio
 async def test_eval_says_how_many_questions_a_spent_budget_left_out(tmp_path: Path) -> None:
     async with served(answer) as server:
         recipe = str(written(tmp_path, server.base_url))

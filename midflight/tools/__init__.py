@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, cast
 
 from midflight.errors import UserError
+from midflight.redacting import is_secret
 from midflight.sandbox.choose import sandbox_problem
 from midflight.sandbox.imagined import Imagined
 from midflight.tools.base import (
@@ -24,9 +25,18 @@ from midflight.tools.base import (
     TransientError,
 )
 from midflight.tools.function import FunctionTool, tool
+from midflight.tools.hiding import HidingTool
 from midflight.tools.limits import LimitedTool
 from midflight.tools.mcp import McpServer, McpTool, connect
-from midflight.tools.options import ToolContext, ToolOptions, installed, read_options, to_install
+from midflight.tools.options import (
+    SERVICE_KEYS,
+    ToolContext,
+    ToolOptions,
+    installed,
+    key_from,
+    read_options,
+    to_install,
+)
 from midflight.tools.own import is_own, load_own
 from midflight.tools.scope import Scope, ScopedTool
 
@@ -49,6 +59,7 @@ __all__ = [
     "Toolset",
     "TransientError",
     "make_toolset",
+    "mcp_servers",
     "options_of",
     "read_options",
     "tool",
@@ -181,11 +192,13 @@ def make_toolset(
     """
     own = {tool.name: tool for tool in given}
     context = context or ToolContext()
+    wanted = mcp_servers(servers)
+    keys = {*context.keys, *map(key_from, SERVICE_KEYS), *(key for server in wanted.values() for key in server.keys)}
+    context = replace(context, keys=tuple(filter(is_secret, keys)))
     made = [_make(name, options, context, own) for name in names if name != FINISH]
     started: list[McpTool] = []
     try:
-        for name, data in servers.items():
-            settings = read_options(McpServer, data, f"agent.mcp_servers.{name}")
+        for name, settings in wanted.items():
             of_server = connect(name, settings)
             started += of_server
             made += [_limited(tool, settings, context) for tool in of_server]
@@ -194,6 +207,15 @@ def make_toolset(
         for tool in started:
             tool.close()
         raise error if isinstance(error, UserError) else UserError(f"agent.tools: {error}") from error
+
+
+def mcp_servers(servers: Mapping[str, object]) -> dict[str, McpServer]:
+    """The settings in `agent.mcp_servers` of a recipe.
+
+    Raises:
+        UserError: one of them is wrong.
+    """
+    return {name: read_options(McpServer, data, f"agent.mcp_servers.{name}") for name, data in servers.items()}
 
 
 def _make(name: str, options: Mapping[str, object], context: ToolContext, given: Mapping[str, Tool]) -> Tool:
@@ -251,4 +273,5 @@ def _missing(builtin: BuiltinTool, options: ToolOptions | None) -> str:
 
 
 def _limited(made: Tool, options: ToolOptions, context: ToolContext) -> Tool:
+    made = HidingTool(made, context.keys) if context.keys else made
     return LimitedTool(made, options, context.cache_folder) if options.limits else made

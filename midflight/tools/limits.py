@@ -23,6 +23,7 @@ from typing import Any, Self
 from midflight import __version__
 from midflight.tools.base import ClosableTool, ErrorKind, InfrastructureError, Tool, ToolResult, TransientError
 from midflight.tools.function import FunctionTool
+from midflight.tools.hiding import HidingTool
 from midflight.tools.options import ToolOptions
 from midflight.tools.scope import Scope, ScopedTool
 
@@ -123,6 +124,7 @@ class LimitedTool:
 
 def _origin(tool: Tool) -> list[str]:
     """Where a tool's code is, and the hash of that file; of code without a file, what no other process has."""
+    tool = tool.tool if isinstance(tool, HidingTool) else tool
     code = tool.function if isinstance(tool, FunctionTool) else type(tool)
     module, name = str(code.__module__), str(code.__qualname__)
     file = getattr(sys.modules.get(module), "__file__", None)

@@ -22,15 +22,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from midflight.errors import UserError
-from midflight.redacting import redact
+from midflight.redacting import is_secret, redact
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolResult, TransientError, one_line
 from midflight.tools.options import ToolOptions, installed, key_from, to_install
 
 if TYPE_CHECKING:
     from mcp import Client
 
-SHORTEST_KEY = 6
-"""A shorter value of a variable is no key but a setting, such as 1 or true, and is shown."""
 ALIVE_SECONDS = 2.0
 """Within which a server that let a call time out must answer another request; the call does not wait for that."""
 
@@ -46,8 +44,8 @@ class McpServer(ToolOptions):
     cwd: str | None = None
     """Folder the command runs in, relative to the recipe; null: the current one."""
     env: tuple[str, ...] = ()
-    """Names of environment variables that the command gets, beside the usual few (PATH, HOME). A value of 6 characters
-    or more is taken for a key: where the server shows it, `[key]` stands in its place."""
+    """Names of environment variables that the command gets, beside the usual few (PATH, HOME). A value of 8 characters
+    or more is taken for a key: where a tool shows it, `[key]` stands in its place."""
     url: str | None = None
     """Of a server that is called by HTTP. It is the recipe's word: it may be on this machine."""
     headers: dict[str, str] = {}
@@ -72,8 +70,9 @@ class McpServer(ToolOptions):
     @property
     def keys(self) -> list[str]:
         """Values that no description, result or error may show: those of the variables it names."""
-        values = (key_from(variable) for variable in (*self.env, *self.headers.values()))
-        return [value for value in values if len(value) >= SHORTEST_KEY]
+        sent = [key_from(variable) for variable in self.headers.values()]
+        values = (*map(key_from, self.env), *sent, *(value.rpartition(" ")[2] for value in sent))  # "Bearer KEY"
+        return [value for value in values if is_secret(value)]
 
     def missing(self) -> str:
         if not installed("mcp"):

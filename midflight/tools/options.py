@@ -22,6 +22,8 @@ from midflight.paths import cache_folder
 from midflight.sandbox.base import Sandbox
 from midflight.sandbox.workspace import StartFiles
 
+SERVICE_KEYS = ("TAVILY_API_KEY", "SERPER_API_KEY", "BRAVE_API_KEY")
+"""The environment variables that built-in tools read keys from."""
 Options = TypeVar("Options", bound="ToolOptions")
 
 
@@ -84,6 +86,8 @@ class ToolContext:
     """Where code that a model wrote runs; called when a tool that needs it is made."""
     files: StartFiles | None = None
     """What a workspace in it begins with."""
+    keys: tuple[str, ...] = ()
+    """Taken out of whatever any tool says."""
     keep: Path | None = None
     """Where a workspace goes at the end."""
     cache_folder: Path = field(default_factory=lambda: cache_folder() / "tools")
