@@ -65,9 +65,9 @@ class EngineConfig(Section):
     total_seconds: float = Field(default=100.0, gt=0)
     """Time limit of a request from when it is made: waiting for its turn, all attempts, the waits between them; below
     `agent.max_seconds`."""
-    prompt_price: float = Field(default=0.0, ge=0)
+    prompt_price: float = Field(default=0.0, ge=0, le=1e12)
     """Money for a million prompt tokens, in your unit."""
-    completion_price: float = Field(default=0.0, ge=0)
+    completion_price: float = Field(default=0.0, ge=0, le=1e12)
     """Money for a million new tokens."""
     cache: bool = False
     """Keep answers on disk and give them again to the same request. Requests that draw without a seed are not kept."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midflight.engines.base import EngineGaveUp, GenerateRequest, Generation, PromptTooLong
-from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, Usage
+from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, Usage, counted
 from midflight.engines.openai import estimated_tokens, says_too_long
 from midflight.engines.served import Endpoint, ServedEngine
 
@@ -80,9 +80,8 @@ class EmbeddingEngine(ServedEngine):
         try:
             rows, said = await self.client.ask("/embeddings", body, read, tokens=tokens, before=self._counter(used))
             used.requests = 1
-            counted = said.get("prompt_tokens") if isinstance(said, Mapping) else None
-            used.prompt_tokens = counted if type(counted) is int and counted >= 0 else tokens
-            used.money = used.prompt_tokens * self._prices.prompt / 1e6
+            used.prompt_tokens = counted(said.get("prompt_tokens") if isinstance(said, Mapping) else None, tokens)
+            used.money = self._prices.of(used.prompt_tokens)
             return rows
         except PromptRefused as error:
             if says_too_long(error):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong, Structure
-from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, ResponseCache, Usage
+from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, ResponseCache, Usage, counted
 from midflight.engines.http.cache import cache_key
 from midflight.engines.plain import as_chat, as_text
 from midflight.engines.served import Endpoint, ServedEngine, Structured
@@ -133,13 +133,12 @@ class TextEngine(ServedEngine):
         """Put tokens and money into `used`; a server that does not say is counted by estimate."""
         said = answer.get("usage")
         said = said if isinstance(said, dict) else {}
-        used.prompt_tokens = _whole(said.get("prompt_tokens"), prompt)
-        drawn = _whole(said.get("completion_tokens"), None)
+        used.prompt_tokens = counted(said.get("prompt_tokens"), prompt)
+        drawn = counted(said.get("completion_tokens"), None)
         used.completion_tokens = (
             self.count_tokens(read_choice(answer, self.endpoint.api)[0]) if drawn is None else drawn
         )
-        prices = self._prices
-        used.money = (used.prompt_tokens * prices.prompt + used.completion_tokens * prices.completion) / 1e6
+        used.money = self._prices.of(used.prompt_tokens, used.completion_tokens)
 
     def _generation(self, answer: Any, request: GenerateRequest) -> Generation:
         text, finish = read_choice(answer, self.endpoint.api)
@@ -208,10 +207,3 @@ def _is_strict(schema: Any) -> bool:
         if schema.get("additionalProperties") is not False or set(schema.get("required", ())) != set(properties or ()):
             return False
     return all(map(_is_strict, schema.values()))
-
-
-T = TypeVar("T")
-
-
-def _whole(value: object, otherwise: T) -> int | T:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise

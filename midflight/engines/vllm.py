@@ -30,6 +30,8 @@ MOST_IDS = 2**24
 """More than any vocabulary has."""
 ROUNDING = 1e-4
 """By so much a log-prob may exceed 0."""
+LEAST = -1e6
+"""Far below the log-prob of any token that is drawn; vLLM gives -9999 in place of minus infinity."""
 _FORCED = 'start: "a"\n'
 _FORCED_TOLERANCE = 1e-3
 
@@ -118,8 +120,7 @@ class VllmEngine(ServedEngine):
             drawn = await self._ask(body, read, len(prompt) + sampling.max_tokens, self._counter(used))
             used.requests, used.prompt_tokens, used.completion_tokens = 1, len(prompt), len(drawn.ids)
             self._weights.generated_tokens += len(drawn.ids)
-            prices = self._prices
-            used.money = (len(prompt) * prices.prompt + len(drawn.ids) * prices.completion) / 1e6
+            used.money = self._prices.of(len(prompt), len(drawn.ids))
             return drawn
         finally:
             if used != Usage():
@@ -280,7 +281,7 @@ class VllmEngine(ServedEngine):
                 raise Malformed("no log-prob for each token of the prompt")
             try:
                 return [float(at[str(token)]["logprob"]) for at, token in zip(found[1:], ids[1:], strict=True)]
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 raise Malformed("no log-prob of a token of the prompt") from None
 
         return await self.client.ask("/completions", body, read)
@@ -324,7 +325,9 @@ def _drawn(choice: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, ...
     logprobs = said.get("token_logprobs") if isinstance(said, Mapping) else None
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise Malformed("no token_ids")
-    if not isinstance(logprobs, list) or not all(isinstance(one, int | float) and one <= ROUNDING for one in logprobs):
+    if not isinstance(logprobs, list) or not all(
+        isinstance(one, int | float) and LEAST <= one <= ROUNDING for one in logprobs
+    ):
         raise Malformed("no token_logprobs")
     if len(ids) != len(logprobs):
         raise Malformed(f"{len(logprobs)} log-probs for {len(ids)} tokens")

@@ -25,6 +25,10 @@ ODD: list[Any] = [
     -1,
     1.5,
     10**30,
+    10**400,
+    -(10**400),
+    float("nan"),
+    -float("inf"),
     "",
     "stop",
     "x" * 50,
@@ -102,7 +106,8 @@ def test_text_engines(api: Any) -> None:
     engine = OpenAIEngine("e", client(), Endpoint("m", api=api), prices=Prices(1.0, 1.0))
     taken, refused = outcomes(engine, chat() if api == "chat" else plain, 3000)
     assert taken > 300 and refused > 300
-    assert engine.ledger.total.requests == taken and engine.ledger.total.money >= 0
+    total = engine.ledger.total
+    assert total.requests == taken and 0 <= total.money < 1 and total.tokens < 20 * taken
 
 
 @pytest.mark.model
@@ -113,7 +118,7 @@ def test_the_engine_with_ids(tmp_path: Path) -> None:
     engine = VllmEngine("e", client(), Endpoint("m", api="completions"), tokenizer)
     choice = {"token_ids": [98, 99], "logprobs": {"token_logprobs": [-0.5, -1]}, "finish_reason": "stop"}
     taken, refused = outcomes(engine, {"model": "m", "choices": [choice]}, 3000)
-    assert taken > 30 and refused > 1000
+    assert taken > 20 and refused > 1000
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b"\xff", b"", b"null", b'"x"'])

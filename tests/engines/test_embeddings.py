@@ -62,6 +62,15 @@ async def test_many_texts_are_asked_for_32_at_a_time() -> None:
         assert asking.ledger.total == Usage(requests=3, prompt_tokens=70, money=70 * 2.0 / 1e6)  # by estimate
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("said", [10**400, -1, True])
+async def test_a_count_that_is_none_is_estimated(said: int) -> None:
+    async with served(ok(vectors([1, 1], usage=said))) as server:
+        asking = engine(server)
+        await asking.embed(["abc"])
+        assert asking.ledger.total == Usage(requests=1, prompt_tokens=1, money=2e-6)
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

@@ -73,6 +73,7 @@ async def test_answers_are_read_however_they_are_sent(raw: bytes, body: bytes) -
         (whole(b"xyz\r\n", b"Transfer-Encoding: chunked"), "not HTTP: a chunk of size b'xyz'"),
         (whole(b"-2\r\n{}\r\n", b"Transfer-Encoding: chunked"), "not HTTP: a chunk of -2 bytes"),
         (whole(b"{}", b"Content-Length: two"), "not HTTP: content-length 'two'"),
+        (whole(b"{}", b"Content-Length: " + b"9" * 5000), "an answer of more than 256000000 bytes"),
         (whole(b"{}{}", b"Content-Length: 2"), "more came than the answer announced"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", "not HTTP: 'SSH-2.0-OpenSSH'"),
         (b"HTTP/1.1 banana\r\n\r\n", "not HTTP: 'HTTP/1.1 banana'"),
@@ -312,6 +313,15 @@ async def test_a_wrong_schema_is_tried_again() -> None:
     async with served(ok({"a": 1})) as server:
         with pytest.raises(EngineGaveUp, match="the answer has no b"):
             await client(server).ask("/x", {}, read)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "said", ["Mon, 01 Jan 99999999999 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 -0000", "nan", "-5"]
+)
+async def test_a_retry_after_that_is_no_time_is_none(said: str) -> None:
+    async with served(error(503, **{"Retry-After": said}), ok({"a": 1})) as server:
+        assert await asked(server) == {"a": 1}
 
 
 @pytest.mark.asyncio

@@ -22,6 +22,7 @@ from midflight.engines.base import (
     structure_of,
 )
 from midflight.engines.http import Client, Ledger, Limits, Patience, Prices, ResponseCache, Usage
+from midflight.engines.http.usage import MOST_TOKENS
 from midflight.engines.openai import Endpoint, OpenAIEngine
 from midflight.engines.plain import defused
 from tests.engines.serving import Served, chat, error, ok, served
@@ -164,6 +165,21 @@ async def test_use_is_counted_by_module_and_adds_up() -> None:
             "planner on judge: 1 requests, 100 prompt + 20 completion tokens, 1 retries, cost 0.3000"
         )
         assert ledger.to_json()["total"]["prompt_tokens"] == 103
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("said", [10**400, 10**30, MOST_TOKENS + 1, -1, True, 5.0, "5", None])
+async def test_a_count_that_is_none_is_estimated_and_money_stays_a_number(said: Any) -> None:
+    ledger = Ledger(money=5.0)
+    answer = {**chat("abcdef"), "usage": {"prompt_tokens": said, "completion_tokens": said}}
+    async with served(ok(answer)) as server:
+        await engine(server, ledger=ledger, prices=Prices(1e12, 1e12)).generate(ASKED)
+    assert ledger.total == Usage(1, 0, 0, 3, 2, 5e6)
+    answer["usage"] = {"prompt_tokens": MOST_TOKENS, "completion_tokens": 0}
+    ledger = Ledger()
+    async with served(ok(answer)) as server:
+        await engine(server, ledger=ledger, prices=Prices(1e12, 1e12)).generate(ASKED)
+    assert ledger.total == Usage(1, 0, 0, 10**9, 0, 1e15)
 
 
 @pytest.mark.asyncio

@@ -190,6 +190,8 @@ GOOD = {"token_ids": [98, 99], "logprobs": {"token_logprobs": [-0.5, -1]}, "fini
         ("tiny", {"token_ids": [98, -1]}, "no token_ids"),
         ("tiny", {"logprobs": None}, "no token_logprobs"),
         ("tiny", {"logprobs": {"token_logprobs": [0.5, -1]}}, "no token_logprobs"),
+        ("tiny", {"logprobs": {"token_logprobs": [-(10**400), -1]}}, "no token_logprobs"),
+        ("tiny", {"logprobs": {"token_logprobs": [-float("inf"), -1]}}, "no token_logprobs"),
         ("tiny", {"token_ids": [98] * 4, "logprobs": {"token_logprobs": [-1] * 4}}, "4 tokens where 1 to 3 were asked"),
         ("tiny", {"token_ids": [], "logprobs": {"token_logprobs": []}}, "0 tokens where 1 to 3 were asked for"),
         ("tiny", {"prompt_token_ids": [1]}, "another prompt's ids"),

@@ -10,9 +10,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from midflight.engines.base import BudgetSpent
+
+MOST_TOKENS = 10**9
+"""Of one request: a server that counts more is not believed."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,15 @@ class Prices:
 
     prompt: float = 0.0
     completion: float = 0.0
+
+    def of(self, prompt: int, completion: int = 0) -> float:
+        """Of so many tokens."""
+        return (prompt * self.prompt + completion * self.completion) / 1e6
+
+
+def counted(said: object, otherwise: T) -> int | T:
+    """The number of tokens that a server says; `otherwise` where that is none."""
+    return said if type(said) is int and 0 <= said <= MOST_TOKENS else otherwise
 
 
 @dataclass

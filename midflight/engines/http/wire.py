@@ -19,6 +19,9 @@ MOST_HEAD = 65_536
 MOST_BODY = 256_000_000
 """Bytes of an answer; what is larger is no answer of a model."""
 
+MOST_DIGITS = 18
+"""Of a length; Python reads no number of thousands."""
+
 
 class WireError(Exception):
     """The connection broke, or what came is not HTTP."""
@@ -224,6 +227,8 @@ class _Reading:
             announced = self._headers["content-length"]
             if not (announced.isascii() and announced.isdigit()):
                 raise WireError(f"not HTTP: content-length {announced!r}")
+            if len(announced) > MOST_DIGITS:
+                raise WireError(f"an answer of more than {MOST_BODY} bytes")
             self._length = int(announced)
         else:
             self.keeps = False
