@@ -99,6 +99,60 @@ async def test_connections_are_kept_and_their_number_is_that_of_requests_at_once
         assert server.requests[-1].path == "/health"
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_kept_connection_that_the_server_closed_is_replaced_without_a_retry(reset: bool) -> None:
+    connections, requests = 0, 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections, requests
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n{}")
+        requests += 1
+        writer.write(whole(b"{}", b"Content-Length: 2"))
+        if reset:  # with the next request in its hand, unanswered
+            await reader.readuntil(b"\r\n\r\n{}")
+            writer.transport.abort()
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        attempts: list[int] = []
+        asking = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Patience(Limits(retries=0)))
+        for _ in range(6):
+            assert await asking.ask("/x", {}, lambda answer: answer, before=attempts.append) == {}
+    assert attempts == [1] * 6 and connections == requests == 6
+
+
+@pytest.mark.asyncio
+async def test_only_silence_on_a_kept_connection_is_asked_again_and_only_once() -> None:
+    for answer in (b"HTTP/1.1 2", b""):
+        seen: list[int] = []
+
+        async def handle(
+            reader: asyncio.StreamReader,
+            writer: asyncio.StreamWriter,
+            answer: bytes = answer,
+            seen: list[int] = seen,
+        ) -> None:
+            seen.append(0)
+            number = len(seen)
+            while await reader.readuntil(b"\r\n\r\n{}"):
+                seen[number - 1] += 1
+                if number == 1 and seen[0] == 1:
+                    writer.write(whole(b"{}", b"Content-Length: 2"))
+                    continue
+                writer.write(answer)
+                writer.close()
+                return
+
+        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+            pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            await pool.ask("POST", "/x", body=b"{}")
+            with pytest.raises(WireError, match="the server closed the connection before its answer was whole"):
+                await pool.ask("POST", "/x", body=b"{}")
+        assert seen == ([2, 1] if answer == b"" else [2])
+
+
 def test_an_event_loop_closes_its_connections_when_it_ends_and_the_next_gets_its_own() -> None:
     ready, stop = threading.Event(), threading.Event()
     there: list[Served] = []

@@ -10,6 +10,7 @@ closed at once, so the server sees it, and an answer never reaches the wrong req
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncGenerator
 from typing import NamedTuple, cast
@@ -25,6 +26,10 @@ MOST_DIGITS = 18
 
 class WireError(Exception):
     """The connection broke, or what came is not HTTP."""
+
+
+class _Silent(WireError):
+    """The connection ended before one byte of the answer."""
 
 
 class Reply(NamedTuple):
@@ -63,6 +68,8 @@ class Pool:
     async def ask(self, method: str, path: str, headers: str = "", body: bytes = b"") -> Reply:
         """One request. `headers` are whole lines; `path` goes behind that of the base URL, "//" starts at the root.
 
+        A kept connection that the server had closed is replaced by a new one: that is no failure of the server.
+
         Raises:
             WireError: the connection broke, or what came is not HTTP.
             OSError: no connection.
@@ -71,9 +78,16 @@ class Pool:
             await self._begin()
         target = path[1:] if path.startswith("//") else self._path + path
         head = f"{method} {target} HTTP/1.1\r\n{self._named}{headers}Content-Length: {len(body)}\r\n\r\n"
-        connection = await self._connection()
+        data = head.encode("latin-1") + body
+        kept = self._kept()
+        if kept is not None:
+            with contextlib.suppress(_Silent):
+                return await self._asked(kept, data)
+        return await self._asked(await self._connected(), data)
+
+    async def _asked(self, connection: _Connection, data: bytes) -> Reply:
         try:
-            reply = await connection.ask(head.encode("latin-1") + body)
+            reply = await connection.ask(data)
         except BaseException:
             self._open.discard(connection)
             connection.abort()
@@ -91,12 +105,15 @@ class Pool:
         self._closing = _closing(self._open)
         await anext(self._closing)
 
-    async def _connection(self) -> _Connection:
+    def _kept(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.reusable:
                 return connection
             self._open.discard(connection)
+        return None
+
+    async def _connected(self) -> _Connection:
         assert self._loop is not None
         if self._tls and self._context is None:
             self._context = ssl.create_default_context()
@@ -118,6 +135,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.reusable = False
+        self._silent = True
         self._waiter: asyncio.Future[Reply] | None = None
         self._reading = _Reading()
 
@@ -125,7 +143,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
 
     def ask(self, data: bytes) -> asyncio.Future[Reply]:
-        self.reusable, self._reading = False, _Reading()
+        self.reusable, self._silent, self._reading = False, True, _Reading()
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(data)
         return self._waiter
@@ -138,6 +156,7 @@ class _Connection(asyncio.Protocol):
         if self._waiter is None or self._waiter.done():  # nobody asked
             self.abort()
             return
+        self._silent = False
         try:
             reply = self._reading.feed(data)
         except WireError as error:
@@ -159,7 +178,8 @@ class _Connection(asyncio.Protocol):
             return
         reply = self._reading.at_end()
         if reply is None:
-            self._waiter.set_exception(WireError(f"{why} before its answer was whole"))
+            error = _Silent if self._silent else WireError
+            self._waiter.set_exception(error(f"{why} before its answer was whole"))
         else:
             self._waiter.set_result(reply)
 
