@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from midflight import __version__
 from midflight.cli.asking import credit, evaluate, solve
+from midflight.cli.ending import fail, interrupted
 from midflight.cli.machine import doctor, list_tools, run_tool
 from midflight.cli.training import report, sft, train
 
@@ -26,7 +28,18 @@ def common(
     """Options before any command."""
 
 
+class _Commands(TyperGroup):
+    """Says which signal ended a command: typer would end it without a word, with 130 whichever it was."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(fail(*interrupted())) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
