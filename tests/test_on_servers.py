@@ -131,6 +131,20 @@ async def test_a_tool_that_says_the_key_brings_it_into_no_prompt_and_no_output(t
 
 
 @pytest.mark.asyncio
+async def test_solve_says_what_a_generator_wrote_that_is_no_answer(tmp_path: Path) -> None:
+    def off(request: Request) -> Answer:
+        return Answer(200, answer(request).body.replace(b"Answer: It is 42", b"I think it is 42"))
+
+    async with served(off) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        code, _, err = await command("solve", "What is 6 times 7?", "--recipe", recipe)
+    assert code == 1 and (
+        "midflight: no answer: finished: the generator's text holds no answer in its format: "
+        "'I think it is 42 Bearer [key]. [turn 1]'" in err.splitlines()
+    )
+
+
+@pytest.mark.asyncio
 async def test_eval_says_how_many_questions_a_spent_budget_left_out(tmp_path: Path) -> None:
     async with served(answer) as server:
         recipe = str(written(tmp_path, server.base_url))

@@ -46,6 +46,7 @@ class _Run:
     cancel: asyncio.Event | None
     analysis: str = ""
     answer: Answer | None = None
+    problem: str = ""
     asked: tuple[str, float] | None = None
     """The module whose engine is being waited for, and since when."""
 
@@ -117,6 +118,7 @@ class AgentFlow:
         try:
             async with scope, _limit(self.max_seconds, cancel) as limit:
                 stop_reason = await self._loop(run, on_turn, analyse=analysis is None)
+                error = run.problem
         except PromptTooLong as problem:
             stop_reason, error = StopReason.CONTEXT_OVERFLOW, str(problem)
         except InfrastructureError as problem:
@@ -146,7 +148,7 @@ class AgentFlow:
         generated = await self._asked(
             run, "generator", lambda: self.generator.generate(run.query, run.memory, run.analysis)
         )
-        run.answer = generated.answer
+        run.answer, run.problem = generated.answer, generated.problem
         return stop_reason
 
     async def _turn(self, run: _Run) -> Turn:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from midflight.agent.memory import Memory
-from midflight.agent.prompting import query_part, request_seed, template
+from midflight.agent.prompting import cut_middle, one_line, query_part, request_seed, template
 from midflight.agent.strict import object_schema, parse_fields
 from midflight.agent.types import Answer, Claim, Query
 from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling, structure_of
@@ -31,6 +31,8 @@ __all__ = [
 GENERATOR_GRAMMAR = """start: "Answer: " ANSWER "\\n"
 ANSWER: /[^ \\t\\r\\n][^\\r\\n]*/
 """
+MOST_SHOWN = 200
+"""Characters of a text that holds no answer."""
 _ANSWER = re.compile(r"^Answer: (\S[^\n]*)$", re.MULTILINE)
 _MARK = re.compile(r"\s*\[turn (\d{1,9})(?:: ([^\s\[\]]{1,500}))?\]")
 _CLAIM = ("text", "turns", "sources")
@@ -57,10 +59,11 @@ _SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=\]))\s+(?!\[turn \d)")
 
 @dataclass(frozen=True)
 class Generated:
-    """An answer and the generation it was read from, if any."""
+    """An answer and the generation it was read from, if any; `problem` says what a language model wrote instead."""
 
     answer: Answer
     generation: Generation | None = None
+    problem: str = ""
 
 
 class Generator(Protocol):
@@ -119,12 +122,16 @@ class LLMGenerator:
         schema = _SCHEMA if structure == "json" else None
         generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar, schema))
         results = {turn.index: turn.result.text for turn in memory.turns}
+        cut = generation.finish_reason is FinishReason.LENGTH
         if structure == "json":
-            return Generated(parse_json_answer(generation, results), generation)
-        text = generation.text
-        if generation.finish_reason is FinishReason.LENGTH:  # the line that it was cut in is none
-            text = text[: text.rfind("\n") + 1]
-        return Generated(parse_answer(text, results), generation)
+            answer = parse_json_answer(generation, results)
+        else:
+            text = generation.text
+            answer = parse_answer(text[: text.rfind("\n") + 1] if cut else text, results)  # the cut line is none
+        if answer.text:
+            return Generated(answer, generation)
+        wrote = f"{'cut off by max_tokens, ' if cut else ''}{cut_middle(one_line(generation.text), MOST_SHOWN)!r}"
+        return Generated(answer, generation, f"the generator's text holds no answer in its format: {wrote}")
 
 
 def parse_answer(text: str, results: Mapping[int, str]) -> Answer:

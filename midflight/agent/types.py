@@ -138,5 +138,5 @@ class Trajectory:
     answer: Answer | None
     analysis: str = ""
     error: str = ""
-    """What failed, for INFRASTRUCTURE and CONTEXT_OVERFLOW."""
+    """What failed, for INFRASTRUCTURE and CONTEXT_OVERFLOW; what the generator wrote, where that is no answer."""
     seconds: float = 0.0

@@ -58,7 +58,7 @@ def solve(
             f"no answer: {trajectory.stop_reason}: {trajectory.error or 'the run ended before one was made'}"
         )
     if not trajectory.answer.text:
-        raise EngineError(f"no answer: {trajectory.stop_reason}: the agent ended without one")
+        raise EngineError(f"no answer: {trajectory.stop_reason}: {trajectory.error or 'the agent ended without one'}")
     print(f"\n{trajectory.answer.text}")
     for claim in trajectory.answer.claims:
         if not claim.supported:

@@ -165,6 +165,25 @@ def test_a_source_counts_where_the_result_of_its_turn_holds_it() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "finish", "wrote"),
+    [
+        ("It is\n42.", FinishReason.STOP, "'It is 42.'"),
+        ("Answer: 42", FinishReason.LENGTH, "cut off by max_tokens, 'Answer: 42'"),
+        ("", FinishReason.STOP, "''"),
+        ("x" * 300, FinishReason.STOP, repr("x" * 100 + " [... 100 characters cut ...] " + "x" * 100)),
+    ],
+)
+def test_what_holds_no_answer_is_said(text: str, finish: FinishReason, wrote: str) -> None:
+    engine = ScriptedEngine([Generation(text, finish)])
+    generated = asyncio.run(LLMGenerator(engine).generate(Query("?"), Memory(100), ""))
+    assert generated.answer == Answer("") and generated.problem == (
+        f"the generator's text holds no answer in its format: {wrote}"
+    )
+    good = asyncio.run(LLMGenerator(ScriptedEngine(["Answer: 42\n"])).generate(Query("?"), Memory(100), ""))
+    assert (good.answer.text, good.problem) == ("42", "")
+
+
 def remembered(*steps: tuple[Action | None, ToolResult]) -> Memory:
     memory = Memory()
     for index, (action, result) in enumerate(steps, 1):
