@@ -30,7 +30,7 @@ Options = TypeVar("Options", bound="ToolOptions")
 class ToolOptions(BaseModel):
     """Limits of any tool; a subclass adds a tool's own options and may bring other defaults."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     cacheable: ClassVar[bool] = True
     """False where equal arguments may have another result tomorrow by the user's own doing: files, an engine."""

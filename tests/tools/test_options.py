@@ -102,6 +102,18 @@ def test_tools_given_as_objects_take_limits(recipe: str) -> None:
             "agent.tool_options.calculater = {'max_calls': 1}: agent.tools does not have it; did you mean calculator? "
             "add it there, or leave this out",
         ),
+        *(
+            (
+                f"agent.tool_options.calculator.{name}=.{value}",
+                f"agent.tool_options.calculator.{name} = {value}: must be a finite number",
+            )
+            for name in ("cache_hours", "seconds", "calls_per_minute")
+            for value in ("inf", "nan")
+        ),
+        (
+            "agent.mcp_servers={shop: {command: [x], start_seconds: .inf}}",
+            "agent.mcp_servers.shop.start_seconds = inf: must be a finite number",
+        ),
         ("agent.tool_options.calculator=3", "agent.tool_options.calculator = 3: must be a section of key: value pairs"),
         (
             "agent.tools=['mine.py:shout']",
