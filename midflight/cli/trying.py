@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
+from jsonschema import Draft202012Validator
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import EMPTY_REGISTRY
 
 from midflight.building import Closable, context_of, tool_engine
 from midflight.engines.base import Engine
@@ -35,7 +38,7 @@ def try_tool(
 
     Args:
         name: of a built-in tool, one of the recipe, or a place such as `file.py:attribute`.
-        arguments: `key=value`; a value is text where the tool's schema says so, else YAML.
+        arguments: `key=value`; a value is text where the tool's schema takes it as that, else YAML.
         options: `key=value` of the tool's options, over those of the recipe.
         recipe: whose options, own tools, MCP servers, sandbox and engines are used.
 
@@ -111,9 +114,14 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _value(tool: Tool, key: str, text: str) -> tuple[str, Any]:
-    kind = tool.parameters.get("properties", {}).get(key, {}).get("type", "string")
+    schema = tool.parameters.get("properties", {}).get(key, {})
+    if isinstance(schema, bool) or schema.get("type") == "string":
+        return key, text
+    validator = Draft202012Validator(tool.parameters, registry=EMPTY_REGISTRY)
     try:
-        return key, text if kind == "string" else yaml.safe_load(text)
+        return key, text if not any(validator.descend(text, schema)) else yaml.safe_load(text)
+    except Unresolvable:
+        return key, text  # the toolset says what is wrong with the schema
     except yaml.YAMLError as error:
         raise UserError(f"{key}={text}: not YAML ({error})") from error
 

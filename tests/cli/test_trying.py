@@ -13,6 +13,30 @@ from tests.recipe.test_config import MINIMAL
 from tests.tools.test_options import OWN
 from tests.tools.web.serving import Reply, serving
 
+KINDS = '''\
+from typing import Literal
+from typing_extensions import TypedDict
+from midflight.tools import tool
+
+class Spot(TypedDict):
+    x: int
+    y: int
+
+@tool
+def show(
+    names: list[str] | None = ...,
+    both: int | str = ...,
+    word: str | None = ...,
+    number: int | None = ...,
+    size: float | bool = ...,
+    kind: Literal["a", "b"] = ...,
+    spot: Spot | None = ...,
+    spots: list[Spot] = ...,
+) -> str:
+    """Show what was given."""
+    return ", ".join(f"{name}: {value!r}" for name, value in locals().copy().items() if value is not ...)
+'''
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -73,6 +97,36 @@ def test_own_tools_by_place_and_by_the_recipe(capsys: pytest.CaptureFixture[str]
     assert output(capsys, "run", "mine.py:shout", "text=hey") == (0, "HEY\n", "")
     code, text, _ = output(capsys, "run", "shout", f"text={'x' * 999}", "--recipe", "r.yaml")
     assert code == 0 and "characters left out" in text
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ('names=["x", "y"]', "['x', 'y']"),
+        ("names=null", "None"),
+        ("both=12", "'12'"),
+        ("word=12", "'12'"),
+        ("word=null", "'null'"),
+        ("number=12", "12"),
+        ("size=true", "True"),
+        ("kind=b", "'b'"),
+        ("spot={x: 1, y: 2}", "{'x': 1, 'y': 2}"),
+        ("spots=[{x: 1, y: 2}]", "[{'x': 1, 'y': 2}]"),
+    ],
+)
+def test_a_value_is_text_where_the_schema_takes_it_as_that_and_yaml_where_not(
+    capsys: pytest.CaptureFixture[str], folder: Path, argument: str, value: str
+) -> None:
+    (folder / "kinds.py").write_text(KINDS)
+    assert output(capsys, "run", "kinds.py:show", argument) == (0, f"{argument.partition('=')[0]}: {value}\n", "")
+
+
+def test_a_value_that_no_kind_fits_is_one_line(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "kinds.py").write_text(KINDS)
+    code, _, error = output(capsys, "run", "kinds.py:show", "names=x")
+    assert code == 2 and error.startswith("midflight: kinds.py:show: names: 'x' is not valid under any of the given")
+    code, _, error = output(capsys, "run", "kinds.py:show", "names=[x")
+    assert code == 2 and error.startswith("midflight: names=[x: not YAML")
 
 
 def test_the_sandbox_of_the_recipe_is_used(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
