@@ -16,7 +16,7 @@ from typing import Any
 from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong
 from midflight.engines.http import Client, Ledger, Malformed, NotThere, Prices, PromptRefused, Usage
 from midflight.engines.local.grammar import Masks
-from midflight.engines.local.models import resolve
+from midflight.engines.local.models import pretrained, read_tokenizer
 from midflight.engines.local.prompts import PromptEncoder
 from midflight.engines.served import Endpoint, ServedEngine
 from midflight.errors import UserError
@@ -293,15 +293,8 @@ def load_tokenizer(name: str, engine: str) -> Any:
     Raises:
         UserError: there is none.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(resolve(name))
-    except (OSError, ValueError) as error:
-        line = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"engines.{engine}.tokenizer = {name}: cannot be loaded; give a folder or a Hub name ({line})"
-        ) from None
+    with pretrained(name, f"engines.{engine}.tokenizer") as (source, where_from):
+        return read_tokenizer(source, where_from)
 
 
 def _served(answer: Any) -> list[str]:

@@ -12,6 +12,8 @@ import os
 import shutil
 import tempfile
 import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,36 +102,66 @@ def has_device(device: str) -> bool:
     return there.get(device.split(":")[0], True)
 
 
+@contextmanager
+def pretrained(name: str, key: str) -> Iterator[tuple[str, dict[str, bool]]]:
+    """What to load for `name`, and how: a Hub that does not answer is asked no more, only its cache.
+
+    Raises:
+        ModelError: what is loaded within does not exist or cannot be read; one line, which begins with `key`.
+    """
+    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub.utils.logging import set_verbosity_error
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # each of its tries is a line otherwise
+    source = resolve(name)
+    try:
+        yield source, {} if Path(source).is_dir() or _hub_answers() else {"local_files_only": True}
+    except (OSError, ValueError) as error:
+        if isinstance(error.__cause__, LocalEntryNotFoundError):
+            raise ModelError(
+                f"{key}={name}: not in the Hub's cache, and the Hub cannot be reached; give {EMBEDDED} or a "
+                "folder, or go online (with HF_HUB_OFFLINE=1 the Hub is not tried)"
+            ) from error
+        line = textwrap.shorten(str(error), MOST_CHARACTERS, placeholder=" ...")
+        raise ModelError(
+            f"{key}={name}: cannot be loaded; give {EMBEDDED}, a Hub name, or a folder ({line})"
+        ) from error
+
+
+def _hub_answers() -> bool:
+    """Asked once: the Hub's own client tries each file six times, which takes a minute where there is no network."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except Exception:  # whichever its client has for this, or that it is told to be offline
+        return False
+    return True
+
+
+def read_tokenizer(source: str, where_from: Mapping[str, bool]) -> Any:
+    """As `pretrained` gives them."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(source, **where_from)
+
+
 def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedModel:
     """Load a model for sampling.
 
     Raises:
         ModelError: it does not exist or cannot be read; one line.
     """
-    from huggingface_hub.errors import LocalEntryNotFoundError
-    from huggingface_hub.utils.logging import set_verbosity_error
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging as transformers_logging
+    from transformers import AutoModelForCausalLM
 
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    set_verbosity_error()  # type: ignore[no-untyped-call]  # each of its tries is a line otherwise
     attention.register()
     where = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(where if device == "auto" else device)
-    source = resolve(name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
-    except (OSError, ValueError) as error:
-        if isinstance(error.__cause__, LocalEntryNotFoundError):
-            raise ModelError(
-                f"model.name={name}: not in the Hub's cache, and the Hub cannot be reached; give {EMBEDDED} or a "
-                "folder, or go online (with HF_HUB_OFFLINE=1 the Hub is not tried)"
-            ) from error
-        line = textwrap.shorten(str(error), MOST_CHARACTERS, placeholder=" ...")
-        raise ModelError(
-            f"model.name={name}: cannot be loaded; give {EMBEDDED}, a Hub name, or a folder ({line})"
-        ) from error
+    with pretrained(name, "model.name") as (source, where_from):
+        tokenizer = read_tokenizer(source, where_from)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), **where_from)
     placed: Any = model
     placed.to(target).eval().requires_grad_(False)
     if reason := adopt(placed):
