@@ -41,7 +41,11 @@ def main(
     def load(folder: Path) -> LocalEngine:
         return local_engine(recipe, load_trained(recipe, str(folder), lambda line: print(line, file=sys.stderr))[0])
 
-    asyncio.run(_serve(ModelServer(name or model, load(Path(recipe.model.name)), load, key=key), host, port))
+    server = ModelServer(name or model, load(Path(recipe.model.name)), load, key=key)
+    try:
+        asyncio.run(_serve(server, host, port))
+    except KeyboardInterrupt:  # here, for typer would end with 130 whichever the signal
+        os._exit(128 + signals.interrupted_by())  # the engine's thread may be in the middle of a batch
 
 
 async def _serve(server: ModelServer, host: str, port: int) -> None:
@@ -60,5 +64,3 @@ if __name__ == "__main__":
     except UserError as error:
         print(f"midflight.server: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        os._exit(130)  # the engine's thread may be in the middle of a batch

@@ -48,7 +48,7 @@ def server(model: Path) -> Iterator[str]:
     assert process.stdout is not None
     yield process.stdout.readline().strip()
     process.terminate()
-    assert process.wait(20) == 130
+    assert process.wait(20) == 143
 
 
 def remote(url: str, model: Path, **settings: Any) -> Any:
