@@ -26,7 +26,7 @@ $(TRAINS): pyproject.toml constraints.txt
 	@touch $@
 
 $(ALL): $(TRAINS)
-	$(PIP) -e '.[train,tools,chemistry,mcp,dev]'
+	$(PIP) -e '.[train,tools,chemistry,mcp,fast,dev]'
 	@touch $@
 
 quickstart: $(TRAINS)

@@ -15,7 +15,6 @@ Usage: python benchmarks/chaos.py [--json] [--trajectories 500] [--share 0.2] [-
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from midflight import looping
 from midflight.agent import AgentFlow, DirectExecutor, LLMGenerator, LLMPlanner, RuleVerifier, StopReason
 from midflight.engines.base import Sampling
 from midflight.engines.http import Client, Ledger, Limits, Patience
@@ -129,7 +129,7 @@ def measure(trajectories: int, share: float, seed: int) -> dict[str, Any]:
     ledger = Ledger()
     began = time.perf_counter()
     with chaos(share, seed) as address:
-        groups, seen = asyncio.run(run(address, tasks, ledger, seed))
+        groups, seen = looping.run(run(address, tasks, ledger, seed))
     seconds = time.perf_counter() - began
     found = judged(groups)
     count = len(tasks) * GROUP
@@ -145,6 +145,7 @@ def measure(trajectories: int, share: float, seed: int) -> dict[str, Any]:
         "good_requests": seen.get("good", 0),
         "retries": ledger.total.retries,
         "key_shown": KEY in repr(groups) + json.dumps(ledger.to_json()),
+        "event_loop": looping.loop_name(),
         "seconds": round(seconds, 1),
     }
 

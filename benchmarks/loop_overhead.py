@@ -4,6 +4,7 @@ A planner in the full format asks a stub server (a process of its own) that answ
 once. Every trajectory takes all its turns, and all of them are under way from the start. Measured:
 
 - overhead_ms_per_turn: processor time of this process a turn, all of it: prompts, JSON, HTTP, parsing, memory;
+- stub_ms_per_request: the server's own, on another core; well below that, or the server is what is measured;
 - ratio_to_ideal: wall time over the ideal, turns x 200 ms: every trajectory has a request of its own under way, and
   everything but the server is free. With 1,000 trajectories that leaves a turn 200 us of processor time;
 - ratio_with_bound: the same with at most --concurrency requests under way (256, what a vLLM server decodes at once by
@@ -19,9 +20,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import http.client
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -30,8 +31,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from midflight import looping
 from midflight.agent import AgentFlow, DirectExecutor, LastResultGenerator, LLMPlanner, Query, RuleVerifier, StopReason
 from midflight.agent.types import Trajectory
 from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Sampling
@@ -90,14 +92,24 @@ def checked(trajectories: list[Trajectory], turns: int) -> None:
         assert one.stop_reason is StopReason.MAX_TURNS and len(one.turns) == turns, one
 
 
+class Stub(NamedTuple):
+    port: int
+    process: int
+
+    def seconds(self) -> float:
+        """Processor time that it took so far, in steps of 10 ms."""
+        user, system = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def stub(seconds: float) -> Iterator[int]:
-    """The port of a stub server."""
+def stub(seconds: float) -> Iterator[Stub]:
+    """A stub server that runs."""
     command = [sys.executable, str(Path(__file__).with_name("stub_server.py")), ACTION, str(seconds)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield int(process.stdout.readline())
+        yield Stub(int(process.stdout.readline()), process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -143,14 +155,15 @@ def pooled(port: int, count: int, turns: int) -> float:
 
 def measure(count: int, turns: int, at_once: int, pool: bool) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    with stub(LATENCY) as port:
-        warm, *_ = asyncio.run(live(port, 4, turns, 4))  # imports and caches
+    with stub(LATENCY) as server:
+        port = server.port
+        warm, *_ = looping.run(live(port, 4, turns, 4))  # imports and caches
         checked(warm, turns)
-        gc.collect()
-        gc.freeze()
-        made, wall, worked, added = asyncio.run(live(port, count, turns, count))
+        before = server.seconds()
+        made, wall, worked, added = looping.run(live(port, count, turns, count))
+        served = server.seconds() - before
         checked(made, turns)
-        bound, wall_bound, *_ = asyncio.run(live(port, count, turns, at_once))
+        bound, wall_bound, *_ = looping.run(live(port, count, turns, at_once))
         checked(bound, turns)
         in_pool = pooled(port, count, turns) if pool else None
     ideal = turns * LATENCY
@@ -163,6 +176,9 @@ def measure(count: int, turns: int, at_once: int, pool: bool) -> dict[str, Any]:
         "ratio_with_bound": round(wall_bound / (ideal * max(count / at_once, 1.0)), 3),
         "turns": turns,
         "concurrency": at_once,
+        "event_loop": looping.loop_name(),
+        "stub_ms_per_request": round(1000 * served / (count * turns), 3),
+        "load_average": round(os.getloadavg()[0], 1),
         "latency_ms": 1000 * LATENCY,
         "seconds": round(wall, 3),
         "ideal_seconds": round(ideal, 3),

@@ -5,11 +5,11 @@ It makes the recipe that `midflight train` would read and calls the same trainer
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from midflight import looping
 from midflight.agent.types import Query, Trajectory, Turn
 from midflight.errors import UserError
 from midflight.recipe import Recipe
@@ -156,7 +156,7 @@ def solve(
     progress.note(f"loading {name}")
     built = build_agent(recipe, name, tools=tools, progress=progress)
     try:
-        return asyncio.run(built.flow.run(Query(question, seed=recipe.seed), on_turn))
+        return looping.run(built.flow.run(Query(question, seed=recipe.seed), on_turn))
     finally:
         built.close()
 

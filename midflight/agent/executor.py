@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from midflight.agent.prompting import cut_middle, fenced, one_line, template
@@ -120,7 +120,7 @@ class LLMExecutor:
         generation = await self.engine.generate(
             GenerateRequest(
                 messages,
-                replace(self.sampling, seed=seed),
+                self.sampling.seeded(seed),
                 grammar=f"start: %json {schema}\n" if structure == "grammar" else None,
                 json_schema=schema if structure == "json" else None,
             )

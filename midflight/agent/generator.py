@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from midflight.agent.memory import Memory
@@ -114,7 +114,7 @@ class LLMGenerator:
             Message("system", (system + "\n",)),
             Message("user", (query_part(query.text, analysis), *turns, sections["tail"].substitute())),
         )
-        sampling = replace(self.sampling, seed=request_seed(query.seed, "generator", memory.next_index))
+        sampling = self.sampling.seeded(request_seed(query.seed, "generator", memory.next_index))
         grammar = GENERATOR_GRAMMAR if structure == "grammar" else None
         schema = _SCHEMA if structure == "json" else None
         generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar, schema))

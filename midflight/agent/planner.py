@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from string import Template
 from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
@@ -92,7 +94,7 @@ class LLMPlanner:
         Raises:
             PromptTooLong: the memory exceeds its budget.
         """
-        sampling = replace(self.sampling, seed=request_seed(query.seed, "planner", memory.next_index))
+        sampling = self.sampling.seeded(request_seed(query.seed, "planner", memory.next_index))
         held = self.grammar and structure_of(self.engine) == "grammar"
         if self.format == "compact" and not held:
             sampling = replace(sampling, stop=(*sampling.stop, "\n"))
@@ -128,11 +130,10 @@ class LLMPlanner:
             shown = worked_examples(shown).nearest(query.text, self.nearest_examples)
         examples = (shown.rstrip("\n") + "\n",) if shown else ()
         turns = memory.parts(memory.budget_tokens, self.engine.count_tokens, self.format)
-        tail = sections["last" if turns_left == 1 else "tail"]
         user = (
             query_part(query.text, analysis, single_line=compact),
             *turns,
-            tail.substitute(turn=memory.next_index, turns_left=turns_left),
+            _call_to_act(sections["last" if turns_left == 1 else "tail"], memory.next_index, turns_left),
         )
         return Message("system", (instructions, *examples)), Message("user", user)
 
@@ -153,12 +154,17 @@ class LLMAnalyst:
             Message("system", (sections["system"].substitute(tools=tools) + "\n",)),
             Message("user", (query_part(query.text, ""), sections["tail"].substitute())),
         )
-        sampling = replace(self.sampling, seed=request_seed(query.seed, "analyst", 0))
+        sampling = self.sampling.seeded(request_seed(query.seed, "analyst", 0))
         return (await self.engine.generate(GenerateRequest(messages, sampling))).text.strip()
 
 
 _INSTRUCTIONS: WeakKeyDictionary[Toolset, dict[tuple[str, bool, bool, str], str]] = WeakKeyDictionary()
 """Instructions with the tools, as long as a toolset lives: they are long, and every turn begins with them."""
+
+
+@lru_cache(maxsize=1024)
+def _call_to_act(section: Template, turn: int, turns_left: int) -> str:
+    return section.substitute(turn=turn, turns_left=turns_left)
 
 
 def _compact_tool(tool: Tool) -> str:

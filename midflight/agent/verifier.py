@@ -7,7 +7,7 @@ contradiction; a text that is not in the format means continue.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from midflight.agent.memory import Memory, render_turn
@@ -54,6 +54,9 @@ class Verification:
     generation: Generation | None = None
 
 
+_CONTINUE = Verification(Verdict(stop=False))
+
+
 class Verifier(Protocol):
     """Judges the latest turn, which is not in memory yet."""
 
@@ -77,7 +80,7 @@ class RuleVerifier:
         self, query: Query, action: Action, result: ToolResult, memory: Memory, analysis: str = ""
     ) -> Verification:
         """Continue."""
-        return Verification(Verdict(stop=False))
+        return _CONTINUE
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class LLMVerifier:
             Message("system", (system + "\n",)),
             Message("user", (query_part(query.text, analysis), *turns, latest, sections["tail"].substitute())),
         )
-        sampling = replace(self.sampling, seed=request_seed(query.seed, "verifier", memory.next_index))
+        sampling = self.sampling.seeded(request_seed(query.seed, "verifier", memory.next_index))
         grammar = VERIFIER_GRAMMAR if structure == "grammar" else None
         schema = _SCHEMA if structure == "json" else None
         generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar, schema))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from midflight.looping import loop_name
 from midflight.paths import cache_folder, embedded_folder
 from midflight.sandbox import wasi
 from midflight.sandbox.bubblewrap.interpreter import closure
@@ -53,6 +54,7 @@ def diagnose() -> list[Check]:
         _converted,
         _sandbox,
         _full_text_search,
+        _event_loop,
         _cores,
         _free_memory,
         _free_disk,
@@ -82,6 +84,12 @@ def _package(name: str) -> Check:
             "not installed" if isinstance(error, ModuleNotFoundError) and error.name == name else f"broken: {error}"
         )
         return Check(name, False, reason, EXTRA)
+
+
+def _event_loop() -> Check:
+    name = loop_name()
+    fix = "pip install 'midflight[fast]' for less processor time a request to a server"
+    return Check("event loop", name == "uvloop", name, fix, required=False)
 
 
 def _embedded() -> Check:

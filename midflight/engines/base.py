@@ -64,6 +64,10 @@ class Sampling:
     seed: int | None = None
     """Seeds this request alone: the same seed draws the same uniforms whatever shares the batch."""
 
+    def seeded(self, seed: int | None) -> Sampling:
+        """The same with another seed."""
+        return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens, self.stop, seed)
+
     @property
     def truncates(self) -> bool:
         """Whether top-p or top-k cut the distribution that is drawn from."""

@@ -132,7 +132,7 @@ class TextEngine(ServedEngine):
     def _count(self, used: Usage, answer: Any, prompt: int) -> None:
         """Put tokens and money into `used`; a server that does not say is counted by estimate."""
         said = answer.get("usage")
-        said = said if isinstance(said, Mapping) else {}
+        said = said if isinstance(said, dict) else {}
         used.prompt_tokens = _whole(said.get("prompt_tokens"), prompt)
         drawn = _whole(said.get("completion_tokens"), None)
         used.completion_tokens = (
@@ -174,14 +174,14 @@ def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:
         Malformed: the answer has no such thing.
         EngineGaveUp: the server ended the text for another reason, such as a filter.
     """
-    choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise Malformed("no list of one choice")
     choice = choices[0]
     if api == "chat":
         message = choice.get("message")
-        text = message.get("content") if isinstance(message, Mapping) else None
-        if text is None and isinstance(message, Mapping) and "content" in message:
+        text = message.get("content") if isinstance(message, dict) else None
+        if text is None and isinstance(message, dict) and "content" in message:
             text = ""  # a model that spent all its tokens on thinking
     else:
         text = choice.get("text")

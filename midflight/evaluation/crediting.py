@@ -5,7 +5,6 @@ torch is imported only where continuations are made.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from midflight import looping
 from midflight.agent.types import Turn
 from midflight.errors import UserError
 from midflight.evaluation.credit import Change, TrajectoryCredit, counted, group_credit, monte_carlo_credit
@@ -158,7 +158,7 @@ def _continued(
     built = build_agent(recipe, model, tools=how.tools, training=True)
     try:
         with progress.bar("continuing", len(record.trajectory.turns) * how.continuations) as bar:
-            credit = asyncio.run(
+            credit = looping.run(
                 monte_carlo_credit(
                     built.flow,
                     record,

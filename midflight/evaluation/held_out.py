@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
+from midflight import looping
 from midflight.errors import UserError
 from midflight.evaluation.report import comparison_table
 from midflight.evaluation.runner import evaluate
@@ -33,7 +33,7 @@ def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tup
     built = build_agent(recipe, model, progress=progress)
     try:
         with progress.bar("evaluating", total=len(tasks) * recipe.evaluation.trials) as bar:
-            scored = asyncio.run(
+            scored = looping.run(
                 evaluate(
                     built.flow,
                     tasks,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from midflight import looping
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -24,6 +28,25 @@ def test_it_measures_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["thread_pool_seconds"] >= 0.8  # two rounds of 16
     assert found["ratio_to_thread_pool"] == pytest.approx(found["thread_pool_seconds"] / found["seconds"], rel=0.1)
     assert found["overhead_ms_per_turn"] > 0 and found["kb_per_trajectory"] >= 0
+    assert found["event_loop"] == looping.loop_name()
+
+
+def test_the_stub_answers_whole_requests_in_time_and_says_what_it_took() -> None:
+    import loop_overhead
+
+    with loop_overhead.stub(0.05) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        for size in (0, 10, 100_000):
+            began = time.perf_counter()
+            connection.request("POST", "/v1/chat/completions", b"x" * size)
+            answer = json.loads(connection.getresponse().read())
+            assert time.perf_counter() - began >= 0.05
+            assert answer["choices"][0]["message"]["content"] == loop_overhead.ACTION
+        connection.close()
+        other = http.client.HTTPConnection("127.0.0.1", server.port)
+        other.request("POST", "/v1/chat/completions", b"{}")
+        assert other.getresponse().status == 200
+        assert 0 <= server.seconds() < 5
 
 
 WATCHED = """

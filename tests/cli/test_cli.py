@@ -18,6 +18,7 @@ from midflight.agent.types import Action, Answer, Query, StopReason, ToolResult,
 from midflight.cli import run
 from midflight.engines.base import FinishReason, Generation
 from midflight.engines.http import Ledger
+from midflight.looping import loop_name
 from midflight.recipe import load_recipe, resolved
 from tests.cli.lines import Stub, line
 from tests.training.recorded import act, entry, record_run
@@ -207,6 +208,8 @@ def test_doctor_prints_one_line_a_check(capsys: pytest.CaptureFixture[str]) -> N
     assert {text.split()[0] for text in lines} <= {"ok", "missing", "note"}
     assert code == (1 if any(text.startswith("missing") for text in lines) else 0)
     assert any(text.startswith("ok       Python") for text in lines)
+    mark = "ok  " if loop_name() == "uvloop" else "note"
+    assert any(text.startswith(f"{mark}     event loop       {loop_name()}") for text in lines)
 
 
 def test_solve_streams_the_turns_and_prints_the_answer(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http import Client, Limits, Malformed, Patience, PromptRefused, Transient
-from midflight.engines.http.client import MOST_SAID
+from midflight.engines.http.client import MOST_SAID, parsed, written
 from midflight.engines.http.wire import Pool, WireError
 from midflight.redacting import redact
 from midflight.server.wire import Answer
@@ -358,3 +358,20 @@ def test_keys_are_taken_out_the_longest_first() -> None:
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ValueError):
         Pool(url)
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": [1, 0.7, None, True, "é\u2028\x00"], "b": {}}, "half \ud83d of a pair", 10**30, "x" * 5000, []]
+)
+def test_what_is_sent_is_the_json_of_the_value(value: Any) -> None:
+    assert json.loads(written(value)) == value == parsed(written(value)) == parsed(json.dumps(value).encode())
+
+
+def test_what_json_reads_is_read_and_what_it_refuses_is_refused() -> None:
+    assert parsed(b'"\\ud800"') == "\ud800"
+    assert parsed(b'{"a": 1, "a": 2}') == {"a": 2} and parsed(b"-Infinity") == -float("inf")
+    for text in (b"", b"[1,]", b"{'a': 1}", b'"\xff"', b"[1] 2", b'"\x01"', b"nul"):
+        with pytest.raises(ValueError):
+            parsed(text)
+    with pytest.raises(RecursionError):
+        parsed(b"[" * 100_000)

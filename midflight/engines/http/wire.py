@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 MOST_HEAD = 65_536
@@ -24,8 +24,7 @@ class WireError(Exception):
     """The connection broke, or what came is not HTTP."""
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """A server's answer; names of headers are in small letters."""
 
     status: int
@@ -120,8 +119,7 @@ class _Connection(asyncio.Protocol):
         self._reading = _Reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
 
     def ask(self, data: bytes) -> asyncio.Future[Reply]:
         self.reusable, self._reading = False, _Reading()
