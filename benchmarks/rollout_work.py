@@ -17,6 +17,7 @@ from midflight.agent.types import StopReason
 from midflight.building import assemble, check_prompt_fits, local_engine, toolset_of
 from midflight.engines.base import Engine, GenerateRequest, Generation
 from midflight.engines.local import LocalEngine
+from midflight.engines.local.batch_invariant import make_batch_invariant
 from midflight.errors import UserError
 from midflight.evaluation.held_out import file_tasks
 from midflight.loading import load_named
@@ -165,8 +166,10 @@ class Rollout:
         self.tasks = stream.draw(1, 0, recipe.training.queries_per_step)
 
     def engine(self) -> LocalEngine:
-        """An engine that has seen nothing; close it."""
-        return local_engine(self.recipe, self.loaded)
+        """An engine that has seen nothing and draws as for a trainer; close it."""
+        engine = local_engine(self.recipe, self.loaded)
+        engine.exact = make_batch_invariant(self.loaded.model)
+        return engine
 
     def live(self, engine: LocalEngine) -> tuple[Timing, Workload]:
         """Run the agent.

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from midflight.engines.local.batch_invariant import make_batch_invariant
 from midflight.engines.local.grammar import Masks
 from midflight.errors import UserError
 from midflight.loading import load_named, quiet_peft
@@ -50,13 +51,17 @@ PLAIN: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Bench:
-    """What an update needs. `sampler` holds the weights of `policy`; `settings` are the recipe's, less `PLAIN`."""
+    """What an update needs. `sampler` holds the weights of `policy`; `settings` are the recipe's, less `PLAIN`.
+
+    `exact` is whether the trainer computes so, as it does in float32 on the CPU.
+    """
 
     policy: Policy
     sampler: Any
     masks: Masks
     optimizer: torch.optim.Optimizer
     settings: TrainingConfig
+    exact: bool
 
     def gradients(self) -> torch.Tensor:
         """All gradients of the last update as one vector."""
@@ -104,6 +109,7 @@ def load_bench(recipe: Recipe) -> Bench:
         masks=Masks(own.tokenizer, int(own.model.config.vocab_size)),
         optimizer=torch.optim.AdamW(policy.parameters(), lr=0.0, betas=settings.betas, weight_decay=0.0),
         settings=settings,
+        exact=make_batch_invariant(own.model),
     )
 
 
@@ -116,12 +122,13 @@ def packed_update(bench: Bench, rows: Sequence[Row], **changes: Any) -> None:
     """Pack, forward, backward, clip, optimizer step; `changes` are to the training settings."""
     settings = bench.settings.model_copy(update=changes)
     note = partial(print, file=sys.stderr)
-    Updater(bench.policy, bench.optimizer, bench.sampler, bench.masks, settings, note=note).update(rows)
+    updater = Updater(bench.policy, bench.optimizer, bench.sampler, bench.masks, settings, exact=bench.exact, note=note)
+    updater.update(rows)
 
 
 def on_policy(bench: Bench, rows: Sequence[Row]) -> list[Row]:
     """The rows with the behaviour log-probs that the bench's own weights give, so that all ratios are 1."""
-    found = score_rows(bench.sampler, bench.masks, packed(rows, bench.settings))
+    found = score_rows(bench.sampler, bench.masks, packed(rows, bench.settings), exact=bench.exact)
     return [replace(row, logprobs=values) for row, values in zip(rows, found, strict=True)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from midflight import looping
 from midflight.cli.options import AskingOverrides, ModelOption, RecipeArgument, check_model, refuse, refuse_training
 from midflight.engines.base import EngineError
 from midflight.errors import UserError
@@ -48,7 +48,7 @@ def solve(
         progress.note(f"loading {model or settings.model.name}")
     built = build_agent(settings, model, progress=progress)
     try:
-        trajectory = asyncio.run(built.flow.run(Query(question, seed=settings.seed), on_turn=show))
+        trajectory = looping.run(built.flow.run(Query(question, seed=settings.seed), on_turn=show))
     finally:
         built.close()
     for line in built.ledger.lines():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from midflight import looping
 from midflight.agent.types import StopReason
 from midflight.building import assemble, check_prompt_fits, close_all, engines_of, local_engine, toolset_of
 from midflight.engines.base import Engine
@@ -287,7 +288,7 @@ class Session(ABC):
         store.drop_phase(run_id, phase)
         settings = self.recipe.evaluation
         with self.progress.bar(f"evaluating {phase}", len(self.eval_tasks) * settings.trials) as bar:
-            scored = asyncio.run(
+            scored = looping.run(
                 evaluate(
                     self.eval_flow,
                     self.eval_tasks,

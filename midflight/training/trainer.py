@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from midflight import looping
 from midflight.agent.types import StopReason, Trajectory
 from midflight.errors import TrainingStopped
 from midflight.evaluation.held_out import file_tasks, listed_tasks
@@ -103,7 +104,7 @@ class Trainer(Session):
             f"{number}: rollouts", self.settings.most_queries * self.settings.group_size, passing=True
         ) as bar:
             self.engine.exact = self.updater.exact
-            groups = asyncio.run(self._rollouts(store, run_id, step, bar))
+            groups = looping.run(self._rollouts(store, run_id, step, bar))
             self.engine.exact = False  # evaluation has more rows in memory, and nothing to agree with
         rolled = time.monotonic()
         drawn = self.generated_tokens - tokens

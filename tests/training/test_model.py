@@ -271,7 +271,7 @@ def test_a_few_updates_teach_the_planner_to_look_up_what_is_asked(tmp_path):
     metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert len(metrics) == 4
     assert metrics[-1]["reward"] >= metrics[0]["reward"] + 0.25
-    assert all(record["drift"] <= 1e-4 for record in metrics)
+    assert all(record["drift"] <= 5e-6 for record in metrics)  # without `exact` some steps have 1e-5
     assert any(record["trained_tokens"] for record in metrics)
 
 

@@ -78,7 +78,7 @@ def test_reward_rises_and_a_run_cut_off_in_its_update_resumes_with_the_same_numb
     undisturbed = run(recipe(model, lora, rate, steps=12), tmp_path / "one")
     rewards = [record["reward"] for record in undisturbed]
     assert rewards[0] < 0.4 and min(rewards[-3:]) > 0.8, rewards
-    assert max(record["drift"] for record in undisturbed) <= 1e-4
+    assert max(record["drift"] for record in undisturbed) <= 2e-6
 
     real, calls = step.Updater.update, []
 
