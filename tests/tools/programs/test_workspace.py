@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from midflight.recipe import load_recipe
 
 from midflight.agent import AgentFlow, LastResultGenerator, LLMPlanner, Query, RuleVerifier
 from midflight.agent.executor import Execution
@@ -19,6 +18,7 @@ from midflight.agent.types import Action, StopReason
 from midflight.building import context_of
 from midflight.engines.scripted import ScriptedEngine
 from midflight.errors import InfrastructureError, UserError
+from midflight.recipe import load_recipe
 from midflight.sandbox import Limits
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
 from midflight.sandbox.choose import shared_sandbox
