@@ -91,7 +91,8 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Too
         if names and names[0] in BUILTIN and (asked := options_of(name, given).engines):
             if loaded is None:
                 raise UserError(f"{name}: asks a language model; name a recipe that has one with --recipe")
-            for engine_name in sorted(asked, key=str):
+            default = loaded.agent.tools_engine
+            for engine_name in sorted({default if one is None else one for one in asked}, key=str):
                 engines[engine_name], opened = tool_engine(loaded, engine_name)
                 closing += opened
         context = None if loaded is None else context_of(loaded, engines.get)
