@@ -58,7 +58,7 @@ def _is_textual(content_type: str) -> bool:
 def _decoded(body: bytes, charset: str | None) -> str:
     try:
         return body.decode(charset or "utf-8-sig", "replace")
-    except LookupError:  # a server may name a charset that does not exist
+    except (LookupError, UnicodeError):  # a server may name a charset that does not exist, or is none of texts
         return body.decode("utf-8-sig", "replace")
 
 
@@ -69,6 +69,8 @@ def _html(body: bytes, charset: str | None) -> tuple[str, str]:
     text = trafilatura.extract(source, favor_recall=True, include_comments=False, output_format="txt")
     if not text:  # what has no article in it: lists, tables, front pages
         text = trafilatura.html2txt(source)
+    if not text and not _HTML.match(body[:4096]):  # a part of a page: what stands outside of a body is passed over
+        text = trafilatura.html2txt(f"<html><body>{_decoded(body, charset)}</body></html>")
     _, opened, rest = _parted(r"<title[^>]*>", _decoded(body[:65536], charset))
     title, closed, _ = _parted(r"</title>", rest)
     return html.unescape(title) if opened and closed else "", text or ""
