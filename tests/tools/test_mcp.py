@@ -19,6 +19,7 @@ from midflight.errors import UserError
 from midflight.recipe import RecipeError, load_recipe
 from midflight.tools import ErrorKind, ToolResult, Toolset, TransientError, make_toolset, tool
 from midflight.tools.mcp import McpConnection
+from midflight.tools.mcp_faults import ErrorOutput
 from tests.recipe.test_config import MINIMAL
 
 pytest.importorskip("mcp")
@@ -309,7 +310,7 @@ def test_what_is_wrong_in_the_recipe_is_one_line(override: str, line: str, tmp_p
     ],
 )
 def test_an_answer_that_is_none_is_told_at_once_and_in_our_words(
-    fault: str, result: ToolResult, capfd: pytest.CaptureFixture[str]
+    fault: str, result: ToolResult, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     toolset = make_toolset([], servers={"shop": {"command": [*LIAR, fault]}})
     try:
@@ -319,7 +320,26 @@ def test_an_answer_that_is_none_is_told_at_once_and_in_our_words(
     finally:
         toolset.close()
     line = "agent.mcp_servers.shop: writes to its standard output what is no message, which is passed over\n"
-    assert capfd.readouterr().err == (line if fault == "prints" else "")
+    assert capfd.readouterr().err == (line if fault == "prints" else "") and caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        (b"one\ntwo [\xff]\n \n", "two [\ufffd]"),
+        (b"sk-secret-1234" + b"x" * 8185, ""),  # what is left of the key could not be told
+        (b"sk-secret-1234" + b"x" * 8000 + b"\nends", "ends"),
+        (b"", ""),
+    ],
+)
+def test_the_last_words_of_a_server_hold_no_part_of_a_key(said: bytes, last: str) -> None:
+    async def write() -> ErrorOutput:
+        output = ErrorOutput()
+        with output.opened() as errors:
+            os.write(errors.fileno(), said)
+        return output
+
+    assert asyncio.run(write()).last_line(["sk-secret-1234"]) == last
 
 
 def test_a_server_that_dies_in_a_call_leaves_its_last_words() -> None:
