@@ -84,10 +84,10 @@ def toolset_of(
 
 
 def context_of(recipe: Recipe, engine: Callable[[str | None], Engine | None]) -> ToolContext:
-    """What the recipe's tools get from around them; `engine` as for `toolset_of`."""
+    """What the recipe's tools get from around them; `engine` as for `toolset_of`, None being the recipe's model."""
 
     def ask(name: str | None) -> Engine:
-        found = engine(name)
+        found = engine(recipe.agent.tools_engine if name is None else name)
         if found is None:
             raise UserError("a tool asks a language model, and there is none beside the planner's")
         return found

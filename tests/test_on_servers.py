@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,38 @@ async def test_solve_says_what_a_generator_wrote_that_is_no_answer(tmp_path: Pat
         "midflight: no answer: finished: the generator's text holds no answer in its format: "
         "'I think it is 42 Bearer [key]. [turn 1]'" in err.splitlines()
     )
+
+
+@pytest.mark.asyncio
+async def test_a_shipped_recipe_runs_on_a_server_by_the_documented_command(tmp_path: Path) -> None:
+    pytest.importorskip("trafilatura")
+    page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
+    block = page.partition("## Recipes on a server")[2].partition("```sh\n")[2].partition("```")[0]
+    program, *arguments = shlex.split(block.replace("\\\n", ""))
+    claim = "Grebe Island counted 1,611 puffins in 2024."
+    asked: list[str] = []
+    script = {
+        "You plan how": f"Sub-goal: check\nTool: verify_claim\nContext: {claim}",
+        "You write the arguments": json.dumps({"claim": claim, "source": claim}),
+        "You check a claim": "supported 1",
+        "You check the work": "Result: valid\nMemory: sufficient\nContradictions: none\nReason: known",
+        "You write the final answer": "Answer: 1611 [turn 1]",
+    }
+
+    def said(request: Request) -> Answer:
+        (module,) = (start for start in script if start in json.loads(request.body)["messages"][0]["content"])
+        asked.append(module)
+        return ok(chat(script[module]))
+
+    async with served(said) as server:
+        here = [text.replace("http://127.0.0.1:8000/v1", server.base_url) for text in arguments]
+        code, out, err = await command(*here)
+        models = {body["model"] for body in server.bodies}
+    assert (program, code, err.splitlines()[-1]) == ("midflight", 0, "light"), err
+    assert f"  result  supported {claim}\n" in out and out.endswith("\n1611\n")
+    assert asked == list(script) and models == {"Qwen/Qwen3-32B"}
+    assert "tools on strong: 1 requests, 7 prompt + 3 completion tokens" in err
+    assert "model.context_length: does nothing, as every module names an engine; left out" in err
 
 
 @pytest.mark.asyncio

@@ -7,14 +7,22 @@ from typing import Annotated
 import typer
 
 from midflight.cli.ending import fail
+from midflight.errors import UserError
 
 
-def list_tools(context: typer.Context) -> None:
+def list_tools(
+    context: typer.Context,
+    recipe: Annotated[
+        str | None, typer.Option(help="List its tools instead, those of its MCP servers, which are started, as well.")
+    ] = None,
+) -> None:
     """List the tools that a recipe can name, with what is missing to use each; or run one."""
     if context.invoked_subcommand is None:
         from midflight.cli.trying import listing
 
-        print(listing())
+        print(listing(recipe))
+    elif recipe is not None:
+        raise UserError(f"--recipe {recipe}: write it after {context.invoked_subcommand}")
 
 
 def run_tool(

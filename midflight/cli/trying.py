@@ -17,18 +17,38 @@ from midflight.errors import UserError
 from midflight.progress import Progress
 from midflight.recipe import Recipe, load_recipe
 from midflight.rendering import printable
-from midflight.tools import BUILTIN, FINISH, Scope, Tool, ToolResult, Toolset, make_toolset, options_of, tool_info
+from midflight.tools import (
+    BUILTIN,
+    FINISH,
+    Scope,
+    Tool,
+    ToolResult,
+    Toolset,
+    make_toolset,
+    options_of,
+    recipe_tool_info,
+    tool_info,
+)
 from midflight.tools.own import is_own, load_own
 
 
-def listing() -> str:
-    """Every tool with its parameters, what it does, and what to do before it can be used."""
+def listing(recipe: str | None = None) -> str:
+    """Every built-in tool, or every one of a recipe, with its parameters, what it does, and what to do first.
+
+    Raises:
+        UserError: the recipe is wrong.
+    """
+    if recipe is None:
+        infos = tool_info()
+    else:
+        agent = load_recipe(recipe, tasks=False, training=False).agent
+        infos = recipe_tool_info(agent.tools, agent.tool_options, agent.mcp_servers)
     lines = []
-    for info in tool_info():
+    for info in infos:
         lines.append(f"{info.name}({', '.join(info.parameters.get('properties', {}))})")
         lines.append(f"    {info.description}")
         lines += [f"    missing: {info.missing}"] if info.missing else []
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def try_tool(
@@ -95,7 +115,8 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Too
         if names and names[0] in BUILTIN and (asked := options_of(name, given).engines):
             if loaded is None:
                 raise UserError(f"{name}: asks a language model; name a recipe that has one with --recipe")
-            for engine_name in sorted(asked, key=str):
+            default = loaded.agent.tools_engine
+            for engine_name in sorted({default if one is None else one for one in asked}, key=str):
                 engines[engine_name], opened = tool_engine(loaded, engine_name, Progress().note)
                 closing += opened
         context = None if loaded is None else context_of(loaded, engines.get)

@@ -155,6 +155,13 @@ class AgentConfig(Section):
         return found | ({"analyst": self.analyst} if self.query_analysis else {})
 
     @property
+    def tools_engine(self) -> str | None:
+        """The engine of tools that name none: that of the last module which is not trained, else the planner's."""
+        models = self.language_models
+        asked = next((name for name in ("generator", "verifier", "executor", "analyst") if name in models), "planner")
+        return models[asked].engine
+
+    @property
     def has_frozen_models(self) -> bool:
         """Whether any module beside the planner is a language model on the recipe's `model`."""
         return any(name != "planner" and module.engine is None for name, module in self.language_models.items())
@@ -339,6 +346,20 @@ class Recipe(Section):
 
 class RecipeError(UserError):
     """A recipe or an override is wrong; the message is one line: key, value, what to do."""
+
+
+class IdleKey(RecipeError):
+    """A key that the run would not use.
+
+    Args:
+        key: its dotted name.
+        why: the line up to what to do about it; it starts with the key.
+        advice: what to do.
+    """
+
+    def __init__(self, key: str, why: str, advice: str) -> None:
+        super().__init__(f"{why}; {advice}")
+        self.key, self.why = key, why
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:

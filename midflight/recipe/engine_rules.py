@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from midflight.engines.config import OPERATION, EngineConfig
 from midflight.errors import did_you_mean
-from midflight.recipe.config import ModelConfig, Recipe, RecipeError
+from midflight.recipe.config import IdleKey, ModelConfig, Recipe, RecipeError
 from midflight.recipe.tool_rules import tool_engines
 
 _UNUSED = {
@@ -48,7 +48,7 @@ def check_engines(recipe: Recipe, *, training: bool) -> None:
         if name not in used:
             embeds = recipe.engines[name].api == "embeddings"
             use = "agent.tool_options.read_url.embeddings" if embeds else "agent.generator.engine"
-            raise RecipeError(f"engines.{name}: nothing uses it; set {use}={name}, or remove it")
+            raise IdleKey(f"engines.{name}", f"engines.{name}: nothing uses it", f"set {use}={name}, or remove it")
     for name, engine in recipe.engines.items():
         if engine.provider != "local" and engine.total_seconds >= recipe.agent.max_seconds:
             raise RecipeError(
@@ -69,7 +69,10 @@ def _check_engine(key: str, engine: EngineConfig) -> None:
     for field, by in unused:
         if getattr(engine, field) != EngineConfig.model_fields[field].default:
             shown = "" if field in ("key_variable", "base_url") else f" = {getattr(engine, field)}"
-            raise RecipeError(f"{key}.{field}{shown}: does nothing with {by}; remove it")
+            why = f"{key}.{field}{shown}: does nothing with {by}"
+            if field == "api":  # without it the engine would be of another kind
+                raise RecipeError(f"{why}; remove it")
+            raise IdleKey(f"{key}.{field}", why, "remove it")
     if engine.key_variable is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", engine.key_variable):
         raise RecipeError(
             f"{key}.key_variable: not shown here, for it does not look like the name of an environment variable, such "
@@ -167,9 +170,10 @@ def _check_model_is_used(recipe: Recipe, used: set[str | None]) -> None:
             planner = recipe.agent.planner.engine
             if planner is not None and recipe.engines[planner].provider == "vllm":
                 return  # in training it is what trains
-            raise RecipeError(
-                f"model.{field}: does nothing, as every module names an engine; remove it, or set "
-                "agent.planner.engine=null"
+            raise IdleKey(
+                f"model.{field}",
+                f"model.{field}: does nothing, as every module names an engine",
+                "remove it, or set agent.planner.engine=null",
             )
 
 
@@ -178,8 +182,10 @@ def _check_budget(recipe: Recipe) -> None:
     served = {name: engine for name, engine in recipe.engines.items() if engine.provider != "local"}
     for field in ("tokens", "money"):
         if getattr(budget, field) is not None and not served:
-            raise RecipeError(
-                f"budget.{field} = {getattr(budget, field):g}: does nothing, as no engine is on a server; remove it"
+            raise IdleKey(
+                f"budget.{field}",
+                f"budget.{field} = {getattr(budget, field):g}: does nothing, as no engine is on a server",
+                "remove it",
             )
     free = [name for name, engine in served.items() if not (engine.prompt_price or engine.completion_price)]
     if budget.money is not None and len(free) == len(served):

@@ -1,6 +1,7 @@
 """From a YAML file and dotted overrides to a validated `Recipe`.
 
 Invariant: whatever is wrong becomes one `RecipeError` of one line, raised before anything else happens.
+What of the file an override makes idle is left out, and said.
 Paths inside a recipe are relative to its file, paths in an override to the current folder; both leave here absolute.
 """
 
@@ -10,14 +11,14 @@ import copy
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from midflight.errors import did_you_mean
-from midflight.recipe.config import Recipe, RecipeError
+from midflight.recipe.config import IdleKey, Recipe, RecipeError
 from midflight.recipe.own import check_kept_tools
 from midflight.recipe.rules import check, is_task_file
 from midflight.recipe.validating import show, validate
@@ -41,7 +42,8 @@ WRITE = "write key=value, with no spaces around '=', such as training.steps=10"
 def load_recipe(path: str, overrides: Sequence[str] = (), *, tasks: bool = True, training: bool = True) -> Recipe:
     """Read a YAML recipe and apply dotted overrides such as `training.learning_rate=1e-5`.
 
-    Without `tasks` or `training` what only they use goes unchecked.
+    Without `tasks` or `training` what only they use goes unchecked. A key of the file that an override makes idle is
+    left out, with a line on standard error.
 
     Raises:
         RecipeError: unreadable file, unknown key (with the nearest valid one), bad value, or a broken cross-field rule.
@@ -49,14 +51,48 @@ def load_recipe(path: str, overrides: Sequence[str] = (), *, tasks: bool = True,
     file = find(path)
     data = read_yaml(file)
     anchor_paths(data, file.resolve().parent)
+    changed = apply_overrides(data, overrides)
     if overrides:
-        changed = apply_overrides(data, overrides)
         anchor_paths(changed, Path.cwd())
-        data = changed
-    recipe = validate(data)
-    check_kept_tools(RunFolder(file.parent), recipe)
-    check(recipe, own_tasks=not tasks, training=training)
-    return pin_model(recipe)
+
+    def checked(data: Mapping[str, Any]) -> Recipe:
+        recipe = validate(data)
+        check_kept_tools(RunFolder(file.parent), recipe)
+        check(recipe, own_tasks=not tasks, training=training)
+        return recipe
+
+    while True:
+        try:
+            return pin_model(checked(changed))
+        except IdleKey as idle:
+            if not overrides or _is_given(idle.key, overrides) or _is_idle(idle.key, data, checked):
+                raise
+            _drop(changed, idle.key)
+            print(f"{idle.why}; left out", file=sys.stderr)
+
+
+def _is_given(key: str, overrides: Sequence[str]) -> bool:
+    """Whether an override sets the key, something in it or what it is in."""
+    given = (override.partition("=")[0].strip() for override in overrides)
+    return any(f"{one}.".startswith(f"{key}.") or f"{key}.".startswith(f"{one}.") for one in given)
+
+
+def _is_idle(key: str, data: Mapping[str, Any], check: Callable[[Mapping[str, Any]], Recipe]) -> bool:
+    """Whether the key is the first thing wrong with a recipe."""
+    try:
+        check(data)
+    except IdleKey as idle:
+        return idle.key == key
+    except RecipeError:
+        return False
+    return False
+
+
+def _drop(data: dict[str, Any], key: str) -> None:
+    *parents, last = key.split(".")
+    for name in parents:
+        data = data[name]
+    del data[last]
 
 
 def pin_model(recipe: Recipe) -> Recipe:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from midflight.agent.examples import worked_examples
 from midflight.agent.prompting import template_fault
 from midflight.errors import did_you_mean
-from midflight.recipe.config import AgentConfig, ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
+from midflight.recipe.config import AgentConfig, IdleKey, ModuleConfig, Recipe, RecipeError, TaskSource, TrainingConfig
 from midflight.recipe.engine_rules import check_engines
 from midflight.recipe.tool_rules import check_sandbox, check_servers, check_tools
 from midflight.tasks import load_tasks
@@ -50,9 +50,11 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
     check_tools(recipe, own_tools, builtin_tools())
     check_sandbox(recipe)
     if recipe.agent.max_calls is not None and recipe.agent.max_calls >= recipe.agent.max_turns:
-        raise RecipeError(
+        raise IdleKey(
+            "agent.max_calls",
             f"agent.max_calls = {recipe.agent.max_calls}: does nothing, as agent.max_turns = {recipe.agent.max_turns} "
-            "bounds the calls, one a turn; set it lower, or null"
+            "bounds the calls, one a turn",
+            "set it lower, or null",
         )
     check_servers(recipe)
     _check_modules(recipe)
@@ -129,13 +131,16 @@ def _check_modules(recipe: Recipe) -> None:
         unused = [field for field in unused if getattr(module, field) != type(module).model_fields[field].default]
         if kind != "llm" and unused:
             key = f"agent.{name}.{unused[0]}"
-            raise RecipeError(
-                f"{key} = {getattr(module, unused[0])}: does nothing with agent.{name}.kind = {kind}; "
-                f"remove it or set agent.{name}.kind=llm"
+            raise IdleKey(
+                key,
+                f"{key} = {getattr(module, unused[0])}: does nothing with agent.{name}.kind = {kind}",
+                f"remove it or set agent.{name}.kind=llm",
             )
     if not agent.query_analysis and agent.analyst != ModuleConfig():
-        raise RecipeError(
-            "agent.analyst: does nothing with agent.query_analysis = false; remove it or set agent.query_analysis=true"
+        raise IdleKey(
+            "agent.analyst",
+            "agent.analyst: does nothing with agent.query_analysis = false",
+            "remove it or set agent.query_analysis=true",
         )
     if agent.grounded and not agent.planner.grammar:
         raise RecipeError("agent.grounded = true: is held by the grammar; set agent.planner.grammar=true")
@@ -159,7 +164,11 @@ def _check_modules(recipe: Recipe) -> None:
     if nearest is not None:
         key = f"agent.planner.nearest_examples = {nearest}"
         if examples is None:
-            raise RecipeError(f"{key}: there are no examples to choose from; set agent.planner.examples or remove it")
+            raise IdleKey(
+                "agent.planner.nearest_examples",
+                f"{key}: there are no examples to choose from",
+                "set agent.planner.examples or remove it",
+            )
         blocks = worked_examples(Path(examples).read_text(encoding="utf-8")).blocks
         if not all(block.startswith("Question:") for block in blocks):
             raise RecipeError(f'{key}: {examples} does not start with "Question:"; begin each example with such a line')
@@ -233,8 +242,10 @@ def _check_objective(training: TrainingConfig) -> None:
     def refuse(key: str, with_key: str, instead: str) -> None:
         value, other = getattr(training, key), getattr(training, with_key)
         shown = "" if isinstance(value, BaseModel) else f" = {value}"
-        raise RecipeError(
-            f"training.{key}{shown}: does nothing with training.{with_key} = {other}; remove it or set {instead}"
+        raise IdleKey(
+            f"training.{key}",
+            f"training.{key}{shown}: does nothing with training.{with_key} = {other}",
+            f"remove it or set {instead}",
         )
 
     if changed("gigpo") and training.advantage != "gigpo":
@@ -279,9 +290,10 @@ def _check_tasks(recipe: Recipe, training: bool) -> None:
     chosen = train.kinds if train.kinds is not None else kinds
     if len(set(chosen)) < 2:
         where = "train_tasks.kinds" if train.kinds is not None else f'the "kind" of the lines of {train.family}'
-        raise RecipeError(
-            f"training.curriculum: has one kind to choose from ({next(iter(chosen), 'none')}); "
-            f"give {where} two or more values or set training.curriculum=null"
+        raise IdleKey(
+            "training.curriculum",
+            f"training.curriculum: has one kind to choose from ({next(iter(chosen), 'none')})",
+            f"give {where} two or more values or set training.curriculum=null",
         )
 
 
@@ -304,9 +316,10 @@ def _check_source(name: str, source: TaskSource) -> tuple[str, ...]:
     default = type(source)(family=family)
     for key in ("split", "seed"):  # a resolved recipe spells defaults out
         if getattr(source, key, None) != getattr(default, key, None):
-            raise RecipeError(
-                f"{name}.{key} = {getattr(source, key)}: does nothing for a task file, which is one fixed list; "
-                f"remove it or set {name}.{key}={getattr(default, key)}"
+            raise IdleKey(
+                f"{name}.{key}",
+                f"{name}.{key} = {getattr(source, key)}: does nothing for a task file, which is one fixed list",
+                f"remove it or set {name}.{key}={getattr(default, key)}",
             )
     try:
         kinds = tuple(dict.fromkeys(task.kind for task in load_tasks(family)))

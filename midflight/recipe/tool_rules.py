@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from midflight.errors import UserError, did_you_mean
-from midflight.recipe.config import Recipe, RecipeError
+from midflight.recipe.config import IdleKey, Recipe, RecipeError
 from midflight.sandbox.options import SandboxOptions
 from midflight.tools import BUILTIN, ToolOptions, read_options
 from midflight.tools.mcp import McpServer
@@ -42,9 +42,10 @@ def check_tools(recipe: Recipe, given: Collection[str], known: Collection[str]) 
         for name, data in recipe.agent.tool_options.items():
             if name not in called:
                 hint = did_you_mean(name, called)
-                raise RecipeError(
-                    f"agent.tool_options.{name} = {data}: agent.tools does not have it; {hint}add it there, or leave "
-                    "this out"
+                raise IdleKey(
+                    f"agent.tool_options.{name}",
+                    f"agent.tool_options.{name} = {data}: agent.tools does not have it",
+                    f"{hint}add it there, or leave this out",
                 )
         for name, short in zip(names, called, strict=True):
             own = is_own(name) or name in given or name not in BUILTIN
@@ -53,6 +54,8 @@ def check_tools(recipe: Recipe, given: Collection[str], known: Collection[str]) 
             options = read_options(model, data, f"agent.tool_options.{short}")
             for option in ("engine", "embeddings"):
                 _check_engine(recipe, f"agent.tool_options.{short}.{option}", getattr(options, option, None), option)
+    except RecipeError:
+        raise
     except UserError as error:
         raise RecipeError(str(error)) from error
 
@@ -84,7 +87,9 @@ def check_sandbox(recipe: Recipe) -> None:
     options = recipe.agent.sandbox
     sandboxed = [name for name, builtin in BUILTIN.items() if builtin.sandboxed]
     if options != SandboxOptions() and not set(sandboxed) & set(recipe.agent.tools):
-        raise RecipeError(f"agent.sandbox: does nothing without one of the tools {', '.join(sandboxed)}; remove it")
+        raise IdleKey(
+            "agent.sandbox", f"agent.sandbox: does nothing without one of the tools {', '.join(sandboxed)}", "remove it"
+        )
     if options.files is not None and not Path(options.files).is_dir():
         raise RecipeError(f"agent.sandbox.files = {options.files}: no such folder; name one, or leave it out")
 
@@ -107,12 +112,13 @@ def check_servers(recipe: Recipe) -> None:
 
 
 def tool_engines(recipe: Recipe) -> set[str | None]:
-    """The engines that tools ask, by name; None is the recipe's model."""
+    """The engines that tools ask, by name; None is the recipe's model, before training."""
     given = recipe.agent.tool_options
     models = {name: BUILTIN[name].options_model for name in recipe.agent.tools if name in BUILTIN}
     # Not validated again: a tool that the caller passes as an object may have the name of a built-in one.
     made = (model.model_construct(**given.get(name, {})) for name, model in models.items())
-    return {engine for options in made for engine in options.engines}
+    asked = {engine for options in made for engine in options.engines}
+    return {recipe.agent.tools_engine if engine is None else engine for engine in asked}
 
 
 def has_frozen_models(recipe: Recipe) -> bool:

@@ -62,6 +62,7 @@ __all__ = [
     "mcp_servers",
     "options_of",
     "read_options",
+    "recipe_tool_info",
     "tool",
     "tool_info",
 ]
@@ -246,21 +247,55 @@ def options_of(name: str, options: Mapping[str, object]) -> ToolOptions:
 
 def tool_info() -> list[ToolInfo]:
     """All built-in tools, in order, for `midflight tools`; `finish` last."""
+    return [*(_info(name, None) for name in BUILTIN), _finish_info()]
+
+
+def recipe_tool_info(
+    names: Iterable[str], options: Mapping[str, object], servers: Mapping[str, object]
+) -> list[ToolInfo]:
+    """As `tool_info`, of the tools of a recipe; MCP servers are started and ended, and one that fails is a row.
+
+    Raises:
+        UserError: as `make_toolset`, but nothing has to be there for a tool to be listed.
+    """
     rows: list[ToolInfo] = []
-    for name, builtin in BUILTIN.items():
-        model = builtin.options_model
-        required = [field for field, about in model.model_fields.items() if about.is_required()]
-        settings = model.model_construct()
-        made = builtin.made(settings, ToolContext(sandbox=Imagined))
-        missing = _missing(builtin, None if required else settings)
-        if builtin.sandboxed:
-            missing = "; ".join(filter(None, [missing, sandbox_problem()]))
-        if required:
-            keys = ", ".join(f"agent.tool_options.{name}.{field}" for field in required)
-            missing = "; ".join([*([missing] if missing else []), f"set {keys}"])
-        rows.append(ToolInfo(name, made.description, made.parameters, missing))
-    finish = next(iter(Toolset(())))
-    return [*rows, ToolInfo(finish.name, finish.description, finish.parameters)]
+    for name in names:
+        own = load_own(name) if is_own(name) else None
+        rows.append(_row(own) if own is not None else _info(name, options_of(name, options)))
+    for name, data in servers.items():
+        settings = read_options(McpServer, data, f"agent.mcp_servers.{name}")
+        try:
+            of_server = connect(name, settings)
+        except UserError as error:
+            rows.append(ToolInfo(f"{name}.*", "tools of an MCP server", {}, str(error)))
+            continue
+        for made in of_server:
+            made.close()
+        rows += map(_row, of_server)
+    return [*rows, _finish_info()]
+
+
+def _info(name: str, settings: ToolOptions | None) -> ToolInfo:
+    """Of a built-in tool; without `settings` what it needs at least is missing."""
+    builtin = BUILTIN[name]
+    fields = builtin.options_model.model_fields
+    required = [field for field, about in fields.items() if settings is None and about.is_required()]
+    settings = builtin.options_model.model_construct() if settings is None else settings
+    made = builtin.made(settings, ToolContext(sandbox=Imagined))
+    missing = [
+        _missing(builtin, None if required else settings),
+        sandbox_problem() if builtin.sandboxed else "",
+        f"set {', '.join(f'agent.tool_options.{name}.{field}' for field in required)}" if required else "",
+    ]
+    return _row(made, "; ".join(filter(None, missing)))
+
+
+def _row(tool: Tool, missing: str = "") -> ToolInfo:
+    return ToolInfo(tool.name, tool.description, tool.parameters, missing)
+
+
+def _finish_info() -> ToolInfo:
+    return _row(next(iter(Toolset(()))))
 
 
 def _missing(builtin: BuiltinTool, options: ToolOptions | None) -> str:

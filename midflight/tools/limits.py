@@ -40,6 +40,7 @@ class LimitedTool:
     def __init__(self, tool: Tool, options: ToolOptions, cache_folder: Path) -> None:
         self.tool, self.options, self.cache_folder = tool, options, cache_folder
         self._scope: Scope | None = None
+        self._said: list[str] = []
         self._rate = _Rate(options.calls_per_minute)
         self._origin = _origin(tool) if options.cache_hours is not None else []
 
@@ -90,17 +91,29 @@ class LimitedTool:
         cached = await asyncio.to_thread(_read, entry, self.options.cache_hours) if entry else None
         result = ToolResult(cached) if cached is not None else await self._called(arguments, seconds)
         if entry and cached is None and result.error is None:
-            await asyncio.to_thread(_write, entry, result.text)
+            try:
+                await asyncio.to_thread(_write, entry, result.text)
+            except OSError as error:  # the result is good, and the next call makes it anew
+                self._say_once(f"the cache of results {entry.parent} cannot be written: {error}")
         return shortened(result, self.options.result_characters)
+
+    def _say_once(self, line: str) -> None:
+        if not self._said:
+            self._said.append(line)
+            print(f"{self.name}: {line}", file=sys.stderr)
 
     async def _called(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         await self._rate.turn()
         loop = asyncio.get_running_loop()
-        left = self.options.seconds or seconds
+        limit = left = self.options.seconds or seconds
         end, attempt = loop.time() + left, 0
         while True:
             try:
-                return await self.tool.call(arguments, left)
+                result = await self.tool.call(arguments, left)
+                if result.error is ErrorKind.TOOL_TIMEOUT and attempt:  # it tells what was left for the last attempt
+                    whole = f" {limit:g} seconds, with {attempt} more attempts"
+                    return replace(result, text=result.text.replace(f" {left:g} seconds", whole))
+                return result
             except TransientError as error:
                 pause = FIRST_PAUSE * 2**attempt if error.retry_after is None else error.retry_after
                 if attempt == self.options.retries or loop.time() + pause >= end:
@@ -177,11 +190,12 @@ def _read(entry: Path, hours: float | None) -> str | None:
 
 
 def _write(entry: Path, text: str) -> None:
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(prefix=".", dir=entry.parent)
     try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(prefix=".", dir=entry.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(text.encode("utf-8", "surrogatepass"))
         os.replace(aside, entry)
-    except OSError as error:
-        raise InfrastructureError(f"the cache of results {entry.parent} cannot be written: {error}") from error
+    except OSError:
+        os.unlink(aside)
+        raise

@@ -1,7 +1,9 @@
 """Tools of MCP servers (modelcontextprotocol.io), started or called as `agent.mcp_servers` says.
 
 Invariant: a server sees of the environment what the package mcp passes to any, and the variables that the recipe names.
-A connection that is lost, or does not answer soon after a time-out, is made anew for the next call.
+A connection that is lost, or does not answer soon after a time-out, is made anew for the next call. What a
+server writes to its standard error is never shown, but for the last line where it fails; what it writes that is no
+message is never shown.
 
 A server's sessions live in a thread with an event loop of its own, so that they outlast the loop of any one run.
 """
@@ -11,24 +13,32 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import logging
 import os
+import shlex
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from midflight.errors import UserError
 from midflight.redacting import is_secret, redact
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolResult, TransientError, one_line
+from midflight.tools.mcp_faults import BrokenMessage, ErrorOutput, is_broken_message, reason
 from midflight.tools.options import ToolOptions, installed, key_from, to_install
 
 if TYPE_CHECKING:
     from mcp import Client
 
+T = TypeVar("T")
+
+MOST_TOOLS = 500
+"""Of a server that the recipe does not choose from: more than any planner's prompt can hold."""
 ALIVE_SECONDS = 2.0
 """Within which a server that let a call time out must answer another request; the call does not wait for that."""
 
@@ -96,6 +106,9 @@ class McpConnection:
         self._keeper: asyncio.Task[None] | None = None
         self._client: asyncio.Future[Client] | None = None
         self._checking: asyncio.Task[bool] | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._errors = ErrorOutput()
+        self._told = False
         atexit.register(self.close)
 
     def tools(self) -> list[McpTool]:
@@ -116,6 +129,11 @@ class McpConnection:
                     f"{', '.join(found) or 'none'}"
                 )
         names = found if self.options.tools is None else self.options.tools
+        if len(names) > MOST_TOOLS and self.options.tools is None:
+            raise UserError(
+                f"agent.mcp_servers.{self.name}: has {len(names)} tools, more than {MOST_TOOLS}; name those to use in "
+                f"agent.mcp_servers.{self.name}.tools"
+            )
         return [McpTool(self, found[name]) for name in names]
 
     async def call(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
@@ -145,18 +163,19 @@ class McpConnection:
                 client = await self._connected()
                 found, cursor = [], None
                 while True:
-                    page = await client.list_tools(cursor=cursor)
+                    page = await self._answer(client.list_tools(cursor=cursor))
                     found += page.tools
                     cursor = page.next_cursor
                     if cursor is None:
                         return found
         except TimeoutError:
+            said = self._last_said()
             await self._drop()
-            raise InfrastructureError(f"no answer within {self.options.start_seconds:g} seconds") from None
+            raise InfrastructureError(f"no answer within {self.options.start_seconds:g} seconds{said}") from None
         except InfrastructureError:
             raise
         except Exception as error:  # the boundary to a server that may do anything
-            raise InfrastructureError(_reason(error, self.options.keys)) from error
+            raise InfrastructureError(reason(error, self.options.keys)) from error
 
     async def _call(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         from mcp import MCPError
@@ -169,17 +188,60 @@ class McpConnection:
             raise TransientError(f"MCP server {self.name}: does not start") from None
         try:
             async with asyncio.timeout(seconds):
-                result = await client.call_tool(tool, dict(arguments))
+                result = await self._answer(client.call_tool(tool, dict(arguments)))
         except TimeoutError:
             self._checking = asyncio.create_task(self._check(client))
             return ToolResult(f"{tool} took longer than {seconds:g} seconds", ErrorKind.TOOL_TIMEOUT)
         except Exception as error:  # the boundary to a server that may do anything
             alive = await self._check(client)
-            if alive and isinstance(error, MCPError):
-                return ToolResult(_reason(error, self.options.keys), ErrorKind.TOOL_ERROR)
-            raise TransientError(f"MCP server {self.name}: {_reason(error, self.options.keys)}") from error
+            if alive and isinstance(error, MCPError | ValidationError | BrokenMessage):
+                return ToolResult(reason(error, self.options.keys), ErrorKind.TOOL_ERROR)
+            raise TransientError(
+                f"MCP server {self.name}: {reason(error, self.options.keys)}{self._last_said()}"
+            ) from error
         text = redact(_text(result), self.options.keys)  # a server may show what it was given
         return ToolResult(text, ErrorKind.TOOL_ERROR if result.is_error else None)
+
+    async def _answer(self, asked: Coroutine[Any, Any, T]) -> T:
+        """The answer to a request.
+
+        Raises:
+            BrokenMessage: the server sent one that cannot be read: it may be this answer, which never comes then.
+        """
+        broken: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.add(broken)
+        asking = asyncio.create_task(asked)
+        try:
+            either: set[asyncio.Future[Any]] = {asking, broken}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise BrokenMessage
+            return asking.result()
+        finally:
+            self._waiting.discard(broken)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _received(self, message: object) -> None:
+        """Of the messages that are no answer only those that are none matter."""
+        if not isinstance(message, ValidationError):
+            return
+        if is_broken_message(message):
+            for broken in self._waiting:
+                if not broken.done():
+                    broken.set_result(None)
+        elif not self._told:
+            self._told = True
+            line = "writes to its standard output what is no message, which is passed over"
+            print(f"agent.mcp_servers.{self.name}: {line}", file=sys.stderr)
+
+    def _last_said(self) -> str:
+        """The last line of the server's standard error, or how to see why it fails; for the end of an error."""
+        if self.options.url is not None:
+            return ""
+        if line := self._errors.last_line(self.options.keys):
+            return f"; it said: {line}"
+        return f"; run it by hand to see why: {one_line(redact(shlex.join(self.options.command), self.options.keys))}"
 
     async def _connected(self) -> Client:
         """The client, connected at the first need, and known to answer."""
@@ -198,7 +260,8 @@ class McpConnection:
                 await asyncio.Event().wait()
         except Exception as error:  # the boundary to a server that may do anything
             if not ready.done():
-                ready.set_exception(TransientError(f"MCP server {self.name}: {_reason(error, self.options.keys)}"))
+                why = reason(error, self.options.keys) + self._last_said()
+                ready.set_exception(TransientError(f"MCP server {self.name}: {why}"))
                 ready.exception()  # whoever waits gets it; nobody may
         finally:
             if self._client is ready:
@@ -207,19 +270,22 @@ class McpConnection:
     async def _open(self, stack: AsyncExitStack) -> Client:
         from mcp import Client, StdioServerParameters, stdio_client
 
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would print what servers send, keys and all
         if self.options.url is None:
             program, *arguments = self.options.command
             environment = {name: os.environ[name] for name in self.options.env}
             parameters = StdioServerParameters(command=program, args=arguments, env=environment, cwd=self.options.cwd)
-            silent = stack.enter_context(open(os.devnull, "w"))  # what it logs would run into our own output
-            return await stack.enter_async_context(Client(stdio_client(parameters, errlog=silent)))
+            errors = stack.enter_context(self._errors.opened())
+            client = Client(stdio_client(parameters, errlog=errors), message_handler=self._received)
+            return await stack.enter_async_context(client)
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
         headers = {header: key_from(variable) for header, variable in self.options.headers.items()}
         http = httpx2.AsyncClient(headers=headers, timeout=None, trust_env=False, follow_redirects=False)
         await stack.enter_async_context(http)
-        return await stack.enter_async_context(Client(streamable_http_client(self.options.url, http_client=http)))
+        spoken = streamable_http_client(self.options.url, http_client=http)
+        return await stack.enter_async_context(Client(spoken, message_handler=self._received))
 
     async def _check(self, client: Client) -> bool:
         """Whether the connection is alive; one that is not is dropped."""
@@ -291,10 +357,3 @@ def _text(result: Any) -> str:
     if not parts and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(parts)
-
-
-def _reason(error: BaseException, keys: Sequence[str]) -> str:
-    """The first error inside a group, on one line, without `keys`."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return one_line(redact(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__, keys))

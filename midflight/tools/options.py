@@ -57,7 +57,7 @@ class ToolOptions(BaseModel):
 
     @property
     def engines(self) -> frozenset[str | None]:
-        """The engines that the tool asks, by name; None is that of the modules which are not trained."""
+        """The engines that the tool asks, by name; None is `AgentConfig.tools_engine`."""
         return frozenset()
 
     def missing(self) -> str:
@@ -81,7 +81,7 @@ class ToolContext:
     """What a tool gets from around it."""
 
     engine: Callable[[str | None], Engine] = _no_engine
-    """An engine by its name in the recipe; None is that of the modules which are not trained. Called when needed."""
+    """An engine by its name in the recipe; None is `AgentConfig.tools_engine`. Called when needed."""
     sandbox: Callable[[], Sandbox] = _auto_sandbox
     """Where code that a model wrote runs; called when a tool that needs it is made."""
     files: StartFiles | None = None

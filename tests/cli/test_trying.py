@@ -9,6 +9,7 @@ import pytest
 
 from midflight.cli import run
 from midflight.tools import BUILTIN
+from midflight.tools.own import load_own
 from tests.recipe.test_config import MINIMAL
 from tests.tools.test_options import OWN
 from tests.tools.web.serving import Reply, serving
@@ -66,6 +67,51 @@ def test_every_tool_is_listed_with_what_is_missing(
         "    missing: pip install 'midflight[chemistry]' (rdkit)\n" in text
     )
     assert "missing: set agent.tool_options.corpus_search.folder\n" in text
+
+
+def test_the_tools_of_a_recipe_are_listed_with_those_of_its_servers(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    pytest.importorskip("mcp")
+    server = Path(__file__).parents[1] / "tools" / "mcp_server.py"
+    (folder / "mine.py").write_text(OWN)
+    tools = f"""[calculator, corpus_search, 'mine.py:shout']
+  tool_options: {{corpus_search: {{folder: none}}}}
+  mcp_servers:
+    shop: {{command: [{sys.executable}, {server}], tools: [price, stock]}}
+    gone: {{command: [{sys.executable}, -c, pass]}}
+    keyed: {{url: "http://127.0.0.1:9/mcp", headers: {{X: NOT_SET_HERE}}}}"""
+    (folder / "r.yaml").write_text(MINIMAL.replace("[calculator]", tools))
+    code, text, error = output(capsys, "--recipe", "r.yaml")
+    assert (code, error) == (0, "")
+    closed = "agent.mcp_servers.gone: MCP server gone: MCPError: Connection closed; run it by hand to see why"
+    assert text.splitlines() == [
+        "calculator(expression)",
+        "    value of an arithmetic expression",
+        "corpus_search(query, document)",
+        "    passages of the user's documents that match the words, each with the document's name",
+        f"    missing: {folder}/none: no such folder; give another in agent.tool_options.corpus_search.folder",
+        "shout(text)",
+        f"    {load_own(f'{folder}/mine.py:shout').description}",
+        "shop.price(item, count)",
+        "    Price of an item.",
+        "shop.stock()",
+        "    What there is.",
+        "gone.*()",
+        "    tools of an MCP server",
+        f"    missing: {closed}: {sys.executable} -c pass",
+        "keyed.*()",
+        "    tools of an MCP server",
+        "    missing: agent.mcp_servers.keyed: set NOT_SET_HERE in the environment",
+        text.splitlines()[-2],
+        text.splitlines()[-1],
+    ]
+    assert text.splitlines()[-2].startswith("finish(")
+    assert output(capsys, "--recipe", "r.yaml", "run", "calculator", "expression=1") == (
+        2,
+        "",
+        "midflight: --recipe r.yaml: write it after run\n",
+    )
 
 
 def test_a_tool_is_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 import threading
 import time
@@ -244,3 +245,36 @@ def test_a_limited_tool_looks_like_the_one_inside() -> None:
 
     made = LimitedTool(shout, ToolOptions(max_calls=1), Path("/nowhere"))
     assert (made.name, made.description, made.parameters) == ("shout", "Say it loudly.", shout.parameters)
+
+
+def test_a_time_out_names_the_whole_limit_not_what_the_last_attempt_had() -> None:
+    class Slow(Counting):
+        async def call(self, arguments: Any, seconds: float) -> ToolResult:
+            await super().call(arguments, seconds)
+            return ToolResult(f"counting took longer than {seconds:g} seconds", ErrorKind.TOOL_TIMEOUT)
+
+    def answer(number: int) -> Any:
+        return TransientError("busy", retry_after=0.01) if number == 1 else ""
+
+    assert call(limited(Slow(lambda number: ""), retries=1, seconds=3)) == ToolResult(
+        "counting took longer than 3 seconds", ErrorKind.TOOL_TIMEOUT
+    )
+    assert call(limited(Slow(answer), retries=1, seconds=3)) == ToolResult(
+        "counting took longer than 3 seconds, with 1 more attempts", ErrorKind.TOOL_TIMEOUT
+    )
+
+
+def test_a_cache_that_cannot_be_written_costs_no_result_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(one: object, other: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(limits.os, "replace", full)
+    made = limited(Counting(lambda number: number), tmp_path, cache_hours=1)
+    assert [call(made).text, call(made).text] == ["a 1", "a 2"]
+    folder = tmp_path / "results" / "counting"
+    assert capsys.readouterr().err == (
+        f"counting: the cache of results {folder} cannot be written: [Errno 28] No space left on device\n"
+    )
+    assert list(folder.iterdir()) == []

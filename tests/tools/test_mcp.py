@@ -19,12 +19,14 @@ from midflight.errors import UserError
 from midflight.recipe import RecipeError, load_recipe
 from midflight.tools import ErrorKind, ToolResult, Toolset, TransientError, make_toolset, tool
 from midflight.tools.mcp import McpConnection
+from midflight.tools.mcp_faults import ErrorOutput
 from tests.recipe.test_config import MINIMAL
 
 pytest.importorskip("mcp")
 
 SERVER = Path(__file__).with_name("mcp_server.py")
 COMMAND = [sys.executable, str(SERVER)]
+LIAR = [sys.executable, str(SERVER.with_name("mcp_liar.py"))]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +202,26 @@ def test_a_server_by_http_and_its_restart() -> None:
     ("server", "line"),
     [
         ({"command": ["/no/such/program"]}, "agent.mcp_servers.shop: MCP server shop: FileNotFoundError"),
-        ({"command": [sys.executable, "-c", "pass"]}, "agent.mcp_servers.shop: MCP server shop: "),
+        (
+            {"command": [sys.executable, "-c", "pass"]},
+            "agent.mcp_servers.shop: MCP server shop: MCPError: Connection closed; run it by hand to see why: "
+            f"{sys.executable} -c pass",
+        ),
+        (
+            {"command": [*LIAR, "import"], "env": ["LIAR_KEY"]},
+            "agent.mcp_servers.shop: MCP server shop: MCPError: Connection closed; it said: ImportError: [31mno module "
+            "[key]",
+        ),
+        (
+            {"command": [sys.executable, "-c", "import sys, time; print('waits', file=sys.stderr); time.sleep(60)"]}
+            | {"start_seconds": 0.5},
+            "agent.mcp_servers.shop: no answer within 0.5 seconds; it said: waits",
+        ),
+        ({"command": [*LIAR, "many"]}, "agent.mcp_servers.shop: has 501 tools, more than 500; name those to use in "),
+        (
+            {"command": [*LIAR, "schema"]},
+            "agent.mcp_servers.shop: its answer is not of the protocol: tools.0.inputSchema.type: Input should be ",
+        ),
         (
             {"command": [sys.executable, "-c", "import time; time.sleep(60)"], "start_seconds": 0.5},
             "agent.mcp_servers.shop: no answer within 0.5 seconds",
@@ -214,7 +235,10 @@ def test_a_server_by_http_and_its_restart() -> None:
         ({"url": "http://127.0.0.1:9/mcp"}, "agent.mcp_servers.shop: MCP server shop: "),
     ],
 )
-def test_a_server_that_cannot_be_used_is_told_in_one_line(server: dict[str, Any], line: str) -> None:
+def test_a_server_that_cannot_be_used_is_told_in_one_line(
+    server: dict[str, Any], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIAR_KEY", "sk-secret-1234")
     with pytest.raises(UserError) as caught:
         make_toolset([], servers={"shop": server})
     assert str(caught.value).startswith(line)
@@ -270,3 +294,59 @@ def test_what_is_wrong_in_the_recipe_is_one_line(override: str, line: str, tmp_p
     with pytest.raises(RecipeError) as caught:
         load_recipe(str(tmp_path / "r.yaml"), [override])
     assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("fault", "result"),
+    [
+        ("prints", ToolResult("fine")),
+        ("half", ToolResult("a message of the server cannot be read", ErrorKind.TOOL_ERROR)),
+        (
+            "result",
+            ToolResult(
+                "its answer is not of the protocol: content: Input should be a valid list", ErrorKind.TOOL_ERROR
+            ),
+        ),
+    ],
+)
+def test_an_answer_that_is_none_is_told_at_once_and_in_our_words(
+    fault: str, result: ToolResult, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    toolset = make_toolset([], servers={"shop": {"command": [*LIAR, fault]}})
+    try:
+        start = time.monotonic()
+        assert [call(toolset, "go"), call(toolset, "go")] == [result, result]
+        assert time.monotonic() - start < 10
+    finally:
+        toolset.close()
+    line = "agent.mcp_servers.shop: writes to its standard output what is no message, which is passed over\n"
+    assert capfd.readouterr().err == (line if fault == "prints" else "") and caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        (b"one\ntwo [\xff]\n \n", "two [\ufffd]"),
+        (b"sk-secret-1234" + b"x" * 8185, ""),  # what is left of the key could not be told
+        (b"sk-secret-1234" + b"x" * 8000 + b"\nends", "ends"),
+        (b"", ""),
+    ],
+)
+def test_the_last_words_of_a_server_hold_no_part_of_a_key(said: bytes, last: str) -> None:
+    async def write() -> ErrorOutput:
+        output = ErrorOutput()
+        with output.opened() as errors:
+            os.write(errors.fileno(), said)
+        return output
+
+    assert asyncio.run(write()).last_line(["sk-secret-1234"]) == last
+
+
+def test_a_server_that_dies_in_a_call_leaves_its_last_words() -> None:
+    toolset = make_toolset([], servers={"shop": {"command": [*LIAR, "dies"]}})
+    try:
+        with pytest.raises(TransientError) as caught:
+            call(toolset, "go")
+    finally:
+        toolset.close()
+    assert str(caught.value) == "MCP server shop: MCPError: Connection closed; it said: no room left"

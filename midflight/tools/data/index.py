@@ -27,6 +27,8 @@ KINDS = {".txt": "text/plain", ".md": "text/plain", ".rst": "text/plain", ".html
 PDF = ".pdf"
 LARGEST = 50_000_000
 """Bytes of a file; a larger one is not indexed."""
+TOLD = 5
+"""Files that cannot be read that a result names."""
 _TABLES = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
@@ -100,7 +102,9 @@ def shown(rows: Sequence[tuple[str, str, str]], problems: Sequence[Sequence[str]
     Raises:
         ToolError: nothing was found.
     """
-    told = [f"(cannot be read: {path}: {problem})" for path, problem in problems[:5]]
+    told = [f"(cannot be read: {path}: {problem})" for path, problem in problems[:TOLD]]
+    if len(problems) > TOLD:
+        told.append(f"(cannot be read either: {len(problems) - TOLD} more)")
     if not rows:
         raise ToolError("\n".join([f"nothing in the documents matches {query.strip()!r}; try other words", *told]))
     found = (f"[{path}]{f' {title}' if title else ''}\n{text}" for path, title, text in rows)
@@ -108,7 +112,7 @@ def shown(rows: Sequence[tuple[str, str, str]], problems: Sequence[Sequence[str]
 
 
 def update(connection: sqlite3.Connection, folder: Path) -> list[tuple[str, str]]:
-    """Bring the index up to date; the files that are new or changed and cannot be read, each with the reason.
+    """Bring the index up to date; the files that cannot be read, each with the reason.
 
     Raises:
         OSError: the folder cannot be read.
@@ -120,6 +124,10 @@ def update(connection: sqlite3.Connection, folder: Path) -> list[tuple[str, str]
     present: set[str] = set()
     for file in documents(folder):
         path, state = file.relative_to(folder).as_posix(), file.stat()
+        legible = os.fsencode(path).decode("utf-8", "backslashreplace")
+        if legible != path:
+            problems.append((legible, "its name is not UTF-8; rename it"))
+            continue
         present.add(path)
         stamp = (state.st_size, state.st_mtime_ns)
         if stamps.get(path) == stamp:
@@ -131,7 +139,6 @@ def update(connection: sqlite3.Connection, folder: Path) -> list[tuple[str, str]
             found = document_text(file.read_bytes(), KINDS.get(file.suffix.lower(), ""))
         except Exception as error:  # the boundary to readers of files that may hold anything
             problem = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
-            problems.append((path, problem))
         with _transaction(connection):
             if path in stamps:  # it would look through all passages
                 _drop(connection, path)
@@ -142,7 +149,7 @@ def update(connection: sqlite3.Connection, folder: Path) -> list[tuple[str, str]
         for path in stamps.keys() - present:
             _drop(connection, path)
             connection.execute("DELETE FROM files WHERE path = ?", (path,))
-    return problems
+    return problems + connection.execute("SELECT path, problem FROM files WHERE problem != '' ORDER BY path").fetchall()
 
 
 def _drop(connection: sqlite3.Connection, path: str) -> None:
@@ -187,5 +194,6 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # a full disk has ended it
+            connection.execute("ROLLBACK")
         raise

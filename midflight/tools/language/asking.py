@@ -29,7 +29,8 @@ class EngineOptions(ToolOptions):
     cacheable: ClassVar[bool] = False
 
     engine: str | None = None
-    """Name of the language model that it asks; null: that of the modules which are not trained."""
+    """Name of the language model that it asks; null: that of the generator, else the verifier, else the executor, else
+    the analyst, whichever is a language model, else the planner's as it was before training."""
     max_tokens: int = Field(default=512, ge=1)
     """Most new tokens of an answer."""
     seconds: float | None = Field(default=120.0, gt=0)

@@ -36,7 +36,7 @@ class PythonOptions(WorkspaceOptions):
     from_task: bool = False
     """It is given a task, and a language model writes the program; else it is given the program."""
     engine: str | None = None
-    """Name of the language model that writes; null: that of the modules which are not trained. Used by `from_task`."""
+    """Name of the language model that writes; null: as for the tool `generalist`. Used by `from_task`."""
     max_tokens: int = Field(default=1024, ge=1)
     """Most new tokens of a program. Used by `from_task`."""
     keep_state: bool = False

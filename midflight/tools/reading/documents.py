@@ -13,7 +13,9 @@ from midflight.tools.base import ToolError
 
 MOST_PAGES = 300
 """Of a PDF."""
-_HTML = re.compile(rb"^\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S)
+_HTML = re.compile(
+    rb"^\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:(?!-->).)*-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S
+)
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 _TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/javascript")
 
@@ -38,10 +40,15 @@ def document_text(body: bytes, content_type: str = "", charset: str | None = Non
             raise ToolError("it is binary data, not text")
     else:
         raise ToolError(f"it is {content_type}; only HTML, PDF and plain text can be read")
-    text = re.sub(r"[ \t\r\f\v]+\n", "\n", text).strip()
+    text = re.sub(r"(?<![ \t\r\f\v])[ \t\r\f\v]+\n", "\n", text).strip()
     if not text:
         raise ToolError("there is no text in it; it may be made by scripts, or be scanned")
-    return {"title": " ".join(title.split()), "text": text}
+    return {"title": _whole(" ".join(title.split())), "text": _whole(text)}
+
+
+def _whole(text: str) -> str:
+    """`text` without halves of characters, which a PDF may hold and nothing can keep or send."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _is_textual(content_type: str) -> bool:
@@ -51,7 +58,7 @@ def _is_textual(content_type: str) -> bool:
 def _decoded(body: bytes, charset: str | None) -> str:
     try:
         return body.decode(charset or "utf-8-sig", "replace")
-    except LookupError:  # a server may name a charset that does not exist
+    except (LookupError, UnicodeError):  # a server may name a charset that does not exist, or is none of texts
         return body.decode("utf-8-sig", "replace")
 
 
@@ -62,8 +69,17 @@ def _html(body: bytes, charset: str | None) -> tuple[str, str]:
     text = trafilatura.extract(source, favor_recall=True, include_comments=False, output_format="txt")
     if not text:  # what has no article in it: lists, tables, front pages
         text = trafilatura.html2txt(source)
-    found = re.search(r"<title[^>]*>(.*?)</title>", _decoded(body[:65536], charset), re.I | re.S)
-    return html.unescape(found[1]) if found else "", text or ""
+    if not text and not _HTML.match(body[:4096]):  # a part of a page: what stands outside of a body is passed over
+        text = trafilatura.html2txt(f"<html><body>{_decoded(body, charset)}</body></html>")
+    _, opened, rest = _parted(r"<title[^>]*>", _decoded(body[:65536], charset))
+    title, closed, _ = _parted(r"</title>", rest)
+    return html.unescape(title) if opened and closed else "", text or ""
+
+
+def _parted(pattern: str, text: str) -> tuple[str, str, str]:
+    """As `str.partition`."""
+    found = re.search(pattern, text, re.I)
+    return (text[: found.start()], found[0], text[found.end() :]) if found else (text, "", "")
 
 
 def _pdf(body: bytes) -> tuple[str, str]:

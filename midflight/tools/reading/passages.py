@@ -28,9 +28,11 @@ def split_passages(text: str, length: int = 400) -> Iterator[str]:
             yield piece
             piece = ""
         piece = f"{piece} {sentence}".strip()
-        while len(piece) > 2 * length:
-            yield piece[:length]
-            piece = piece[length:]
+        start = 0
+        while len(piece) - start > 2 * length:
+            yield piece[start : start + length]
+            start += length
+        piece = piece[start:]
     if piece:
         yield piece
 

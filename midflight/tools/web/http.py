@@ -28,6 +28,7 @@ from midflight.tools.options import ToolOptions
 from midflight.tools.web.addresses import Refused, Resolve, checked_addresses, system_resolve
 
 USER_AGENT = f"midflight/{__version__} (tool-using agent)"
+UNPACKED = ("gzip", "deflate")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -143,7 +144,7 @@ class Web:
 
     def _client(self) -> httpx2.AsyncClient:
         transport = _Checked(self.options.unsafe_allow_loopback, self._resolve)
-        headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "gzip, deflate"}
+        headers = {"User-Agent": USER_AGENT, "Accept-Encoding": ", ".join(UNPACKED)}
         timeout = httpx2.Timeout(self.options.request_seconds)
         return httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False)
 
@@ -154,6 +155,11 @@ class Web:
         if parsed.userinfo:
             raise Refused(f"{parsed.host}: a URL with a user name or password is not read")
         async with client.stream(method, url, **settings) as response:
+            packed = {name.strip().lower() for name in response.headers.get("content-encoding", "").split(",")}
+            if unknown := packed - {"", "identity", *UNPACKED}:
+                raise ToolError(
+                    f"{_shown(url)}: packed as {one_line(', '.join(sorted(unknown)), 60)}, which cannot be unpacked"
+                )
             body = bytearray()
             async for chunk in response.aiter_bytes():
                 body += chunk

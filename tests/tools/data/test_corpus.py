@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import sqlite3
 from pathlib import Path
@@ -109,11 +110,53 @@ def test_what_was_indexed_before_a_stop_stays(folder: Path, monkeypatch: pytest.
     assert "blackwater" in search(str(folder), index, "blackwater", "", 3)
 
 
-def test_files_that_cannot_be_read_are_told_once(folder: Path) -> None:
-    pytest.importorskip("pypdf")
-    (folder / "broken.pdf").write_bytes(b"%PDF-1.4\nno")
-    assert "(cannot be read: broken.pdf: the PDF cannot be read" in look(folder, "mountains").text
-    assert look(folder, "mountains").text == "[notes.txt]\nA note on mountains."
+def test_files_that_cannot_be_read_are_told_in_every_search_until_they_can(folder: Path) -> None:
+    for name in "abcdefg":
+        (folder / f"{name}.txt").write_bytes(b"mountains\0")
+    found = "[notes.txt]\nA note on mountains."
+    told = [f"(cannot be read: {name}.txt: it is binary data, not text)" for name in "abcde"]
+    for _ in range(2):
+        text = look(folder, "mountains").text
+        assert text.split("\n\n") == [found, *told, "(cannot be read either: 2 more)"]
+    for name in "abcdef":
+        (folder / f"{name}.txt").unlink()
+    (folder / "g.txt").write_text("valleys, now")
+    assert look(folder, "mountains").text == found
+
+
+def test_a_file_whose_name_is_no_text_is_passed_over_and_told(folder: Path) -> None:
+    try:
+        (folder / os.fsdecode(b"p\xff.md")).write_text("mountains")
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    for _ in range(2):
+        assert look(folder, "mountains").text == (
+            "[notes.txt]\nA note on mountains.\n\n(cannot be read: p\\xff.md: its name is not UTF-8; rename it)"
+        )
+
+
+def test_half_a_character_in_a_document_does_not_stop_the_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = importlib.import_module("midflight.tools.reading.documents")
+    (folder / "odd.pdf").write_bytes(b"%PDF-1.4")
+    monkeypatch.setattr(documents, "_pdf", lambda body: ("Odd \ud800", "peaks \udfff and mountains"))
+    (folder / "notes.txt").unlink()
+    assert search(str(folder), str(folder.parent / "i.sqlite"), "mountains", "", 3) == (
+        "[odd.pdf] Odd ?\npeaks ? and mountains"
+    )
+
+
+def test_a_full_disk_is_what_the_error_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+
+    def small(*arguments: Any, **named: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*arguments, **named)
+        connection.execute("PRAGMA max_page_count = 40")  # SQLite ends the transaction, as on a full disk
+        return connection
+
+    monkeypatch.setattr(corpus.sqlite3, "connect", small)
+    (folder / "large.txt").write_text("\n\n".join(f"mountain {number} " * 40 for number in range(2000)))
+    with pytest.raises(InfrastructureError, match="database or disk is full$"):
+        search(str(folder), str(folder.parent / "i.sqlite"), "mountains", "", 3)
 
 
 def test_many_searches_at_once_share_one_index(folder: Path) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from midflight.agent import LLMExecutor, Query, StopReason
-from midflight.building import toolset_of
+from midflight.building import context_of, toolset_of
 from midflight.engines.base import BudgetSpent, EngineError, EngineGaveUp, FinishReason, Generation, PromptTooLong
 from midflight.engines.scripted import Script, ScriptedEngine
 from midflight.errors import UserError
 from midflight.recipe import load_recipe
-from midflight.recipe.tool_rules import has_frozen_models
+from midflight.recipe.tool_rules import has_frozen_models, tool_engines
+from midflight.recipe.validating import validate
 from midflight.tools import ErrorKind, InfrastructureError, ToolContext, ToolResult, make_toolset
 from midflight.tools.language import verify
 from midflight.tools.programs.python import PythonTool
@@ -174,8 +175,40 @@ def test_a_recipe_with_such_a_tool_has_a_frozen_model_and_the_tool_gets_it() -> 
     engine = ScriptedEngine(["Lima"])
     made = toolset_of(recipe, engine=lambda _: engine).get("generalist")
     assert made is not None and asyncio.run(made.call({"query": "?"}, 1.0)) == ToolResult("Lima")
+    with pytest.raises(UserError, match="agent.tool_options.generalist.engine = strong"):
+        load_recipe("quickstart", ["agent.tools=[generalist]", "agent.tool_options.generalist.engine=strong"])
     recipe = load_recipe("quickstart")
     own_sql = recipe.model_copy(update={"agent": recipe.agent.model_copy(update={"tools": ("sql",)})})
     assert not has_frozen_models(own_sql)  # one of the caller's may have that name, and no `files`
-    with pytest.raises(UserError, match="agent.tool_options.generalist.engine = strong"):
-        load_recipe("quickstart", ["agent.tools=[generalist]", "agent.tool_options.generalist.engine=strong"])
+
+
+@pytest.mark.parametrize("options", ["generalist", "verify_claim", "python"])
+@pytest.mark.parametrize(
+    ("engines", "asked"),
+    [
+        ({"planner": "a", "executor": "b", "verifier": "c", "generator": "d"}, "d"),
+        ({"planner": "a", "executor": "b", "verifier": "c"}, "c"),
+        ({"planner": "a", "executor": "b"}, "b"),
+        ({"planner": "a", "analyst": "e"}, "e"),
+        ({"planner": "a"}, "a"),
+        ({"planner": None, "generator": "d"}, "d"),
+        ({"planner": "a", "generator": None}, None),
+        ({"planner": None}, None),
+    ],
+)
+def test_a_tool_that_names_no_engine_asks_that_of_a_module_which_is_not_trained(
+    options: str, engines: dict[str, str | None], asked: str | None
+) -> None:
+    rules = {"executor": "direct", "verifier": "rule", "generator": "last_result"}
+    agent = {name: {"kind": rule} for name, rule in rules.items()} | {
+        name: {"engine": engine} | ({"kind": "llm"} if name in rules else {}) for name, engine in engines.items()
+    }
+    agent |= {"query_analysis": "analyst" in engines, "tools": [options]}  # type: ignore[dict-item]
+    agent |= {"tool_options": {"python": {"from_task": True}}} if options == "python" else {}
+    served = {name: {"provider": "openai", "model": "m", "base_url": "http://x/v1"} for name in "abcde"}
+    recipe = validate({"name": "x", "agent": agent, "engines": served})
+    assert tool_engines(recipe) == {asked} and has_frozen_models(recipe) is (asked is None)
+    given: list[str | None] = []
+    with pytest.raises(UserError, match="there is none beside the planner's"):
+        context_of(recipe, given.append).engine(None)  # type: ignore[func-returns-value]
+    assert given == [asked]

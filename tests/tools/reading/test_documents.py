@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from midflight.tools import ToolError
 from midflight.tools.reading.documents import document_text
-from midflight.tools.reading.passages import best_passages, excerpt, paragraphs
+from midflight.tools.reading.passages import best_passages, excerpt, paragraphs, split_passages
 from tests.tools.pdf import pdf
 
 pytest.importorskip("trafilatura")
@@ -96,3 +100,26 @@ def test_paragraphs_hold_all_of_a_text() -> None:
     pieces = paragraphs(text, 300)
     assert " ".join(" ".join(pieces).split()) == " ".join(text.split())
     assert max(map(len, pieces)) <= 600 and pieces[0].startswith("Heading\nOne line.")
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda size: (paragraphs, "puffin word " * size),
+        lambda size: (document_text, b"a" + b" " * (size // 4) + b"b"),
+        lambda size: (document_text, b"<!---->" * min(size, 580) + b"puffins"),
+    ],
+)
+def test_time_grows_with_the_length_of_a_text_without_line_ends(of: Callable[[int], Any]) -> None:
+    def seconds(size: int) -> float:
+        function, text = of(size)
+        start = time.process_time()
+        function(text)
+        return time.process_time() - start
+
+    assert seconds(800_000) < 30 * max(seconds(100_000), 0.005)  # squared it would be 64
+
+
+def test_a_line_without_an_end_is_cut_into_pieces_that_hold_all_of_it() -> None:
+    line = "".join(chr(97 + number % 26) for number in range(2101))
+    assert list(split_passages(line)) == [line[:400], line[400:800], line[800:1200], line[1200:1600], line[1600:]]

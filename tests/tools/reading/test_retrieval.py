@@ -276,7 +276,7 @@ def test_an_empty_question_is_the_planners_to_mend(model: Model, tmp_path: Path,
             "agent.planner.engine = near: engines.near.api = embeddings writes no text; name another engine",
         ),
         (
-            ["agent.tool_options.wikipedia.embeddings=null"],
+            ["agent.tool_options.wikipedia.embeddings=null", "engines.near.model=other"],
             "engines.near: nothing uses it; set agent.tool_options.read_url.embeddings=near, or remove it",
         ),
         (

@@ -68,6 +68,34 @@ def test_failures_of_a_page_are_results_and_transient_ones_are_tried_again() -> 
         assert "it is image/png" in read(server.url).text
 
 
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (Reply("ok page", headers={"Content-Type": "text/plain; charset=idna"}), "\n\nok page"),
+        (Reply("<p>ok page", headers={"Content-Type": "text/html; charset=undefined"}), "\n\nok page"),
+        (Reply("<p>ok page", headers={"Content-Type": "text/html"}), "\n\nok page"),
+        (Reply("\\ud800 ok", headers={"Content-Type": "text/plain; charset=unicode_escape"}), "\n\n? ok"),
+        (
+            Reply(b"\x1b\x03", headers={"Content-Type": "text/html", "Content-Encoding": "gzip, BR"}),
+            ": packed as br, which cannot be unpacked",
+        ),
+        (
+            Reply("x", headers={"Content-Encoding": ", ".join(["gzip"] * 9)}),
+            ": Cannot apply more than 5 content encodings.",
+        ),
+        (
+            Reply("<html><script>1</script></html>"),
+            ": there is no text in it; it may be made by scripts, or be scanned",
+        ),
+    ],
+)
+def test_odd_servers_are_read_or_told_with_their_address(reply: Reply, text: str) -> None:
+    pytest.importorskip("trafilatura")
+    with serving(lambda received: reply) as server:
+        result = read(f"{server.url}/odd", retries=0)
+        assert result == ToolResult(f"{server.url}/odd{text}", ErrorKind.TOOL_ERROR if text.startswith(":") else None)
+
+
 def test_private_addresses_are_refused_without_the_test_setting() -> None:
     with serving(lambda received: Reply("secret")) as server:
         result = read(server.url, unsafe_allow_loopback=False)
