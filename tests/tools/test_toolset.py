@@ -90,6 +90,14 @@ def test_validate_says_what_the_validator_says(schema: dict[str, Any], arguments
     assert (Toolset([Foreign(schema)]).validate("foreign", arguments) is None) == validator.is_valid(arguments)
 
 
+@pytest.mark.parametrize("more", [{"enum": ["z"]}, {"const": "z"}, {"minLength": 4}, {"pattern": "z"}, {"not": {}}])
+def test_whatever_else_a_schema_asks_for_is_asked_for(more: dict[str, Any]) -> None:
+    one = {"type": "string", **more}
+    assert Toolset([Foreign({"type": "object", "properties": {"a": one}})]).validate("foreign", {"a": "abc"})
+    whole = {"type": "object", "properties": {"a": {"type": "string"}}, "propertyNames": more}
+    assert Toolset([Foreign(whole)]).validate("foreign", {"a": "abc"})
+
+
 def test_surely_valid_arguments_are_not_put_to_the_validator(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(self: Draft202012Validator, arguments: object) -> Any:
         raise AssertionError(arguments)
