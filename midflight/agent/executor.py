@@ -16,6 +16,7 @@ from midflight.agent.prompting import cut_middle, fenced, one_line, template
 from midflight.agent.strict import parse_object
 from midflight.agent.types import Action
 from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
+from midflight.records import record
 from midflight.tools.base import ErrorKind, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DirectExecutor", "Execution", "Executor", "LLMExecutor"]
 
 
-@dataclass(frozen=True)
+@record
 class Execution:
     """What came of an action. `call` is None when no tool was called; `generation` is the executor's own, if any."""
 

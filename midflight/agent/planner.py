@@ -19,6 +19,7 @@ from midflight.agent.memory import Memory, Style
 from midflight.agent.prompting import one_line, query_part, request_seed, template
 from midflight.agent.types import Action, Query
 from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
+from midflight.records import record
 
 if TYPE_CHECKING:
     from midflight.tools.base import Tool, Toolset
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Analyst", "LLMAnalyst", "LLMPlanner", "Plan", "Planner"]
 
 
-@dataclass(frozen=True)
+@record
 class Plan:
     """What the planner wrote and what it means. `action` is None when the text is not one; `problem` then says why."""
 

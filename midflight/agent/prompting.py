@@ -79,7 +79,7 @@ def one_line(text: str) -> str:
 
 def fenced(text: str) -> str:
     """`text` between two lines of backticks, at least three and more than any run of backticks inside it."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    longest = max(map(len, re.findall(r"`+", text))) if "`" in text else 0
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"
 

@@ -2,7 +2,7 @@
 
 query: what is asked. turn: one pass of the loop. action: what the planner chose. trajectory: all turns of one query.
 memory: the turns so far, as text. group: the G trajectories of one query. rollout: making trajectories.
-Everything here is frozen; a trajectory is built once and never changed.
+Nothing here is changed once made: a trajectory is built once, of turns that are `records`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from midflight.engines.base import Generation
+from midflight.records import record
 from midflight.tools.base import ErrorKind, ToolCall, ToolResult
 
 __all__ = [
@@ -64,7 +65,7 @@ class Query:
     seed: int | None = None
 
 
-@dataclass(frozen=True)
+@record
 class Action:
     """What the planner chose: a sub-goal, a tool, and the context the executor needs to call it."""
 
@@ -88,7 +89,7 @@ class Verdict:
     contradictions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@record
 class Turn:
     """One pass of the loop. `action` is None when the planner's text was not an action (`result` then says why).
 

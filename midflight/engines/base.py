@@ -7,9 +7,11 @@ it was drawn from (temperature, truncation and grammar mask included), so a trai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+from midflight.records import record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +43,7 @@ class FinishReason(StrEnum):
     """`max_tokens` were drawn first; the text is incomplete."""
 
 
-@dataclass(frozen=True)
+@record
 class Message:
     """One chat message as an ordered list of parts, from what changes least to what changes most.
 
@@ -52,7 +54,7 @@ class Message:
     parts: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@record
 class Sampling:
     """How tokens are drawn. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 truncate nothing."""
 
@@ -84,7 +86,7 @@ def structure_of(engine: Engine) -> Structure:
     return found
 
 
-@dataclass(frozen=True)
+@record
 class GenerateRequest:
     """One request: messages, sampling settings, and optionally what the text must obey, one of the two.
 
@@ -99,7 +101,7 @@ class GenerateRequest:
     prompt_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@record
 class Generation:
     """What an engine drew. Engines without token ids leave `prompt_ids`, `ids`, `logprobs` and `forced` empty.
 

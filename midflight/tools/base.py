@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -18,6 +17,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import EMPTY_REGISTRY
 
 from midflight.errors import InfrastructureError as InfrastructureError
+from midflight.records import record
 from midflight.tools.scope import Scope, ScopedTool
 
 
@@ -56,7 +56,7 @@ class TransientError(InfrastructureError):
         self.retry_after, self.infrastructure = retry_after, infrastructure
 
 
-@dataclass(frozen=True)
+@record
 class ToolCall:
     """A validated call: `arguments` satisfy the tool's schema."""
 
@@ -64,7 +64,7 @@ class ToolCall:
     arguments: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@record
 class ToolResult:
     """What a call gave. `text` is data, for the planner to read; `error` is None when the call succeeded."""
 
@@ -138,6 +138,7 @@ class Toolset:
     def __init__(self, tools: Iterable[Tool]) -> None:
         self._tools: dict[str, Tool] = {}
         self._validators: dict[str, Draft202012Validator] = {}
+        self._plain: dict[str, Mapping[str, type] | None] = {}
         for tool in (*tools, _Finish()):
             if not _NAME.fullmatch(tool.name):
                 raise ValueError(f"bad tool name {tool.name!r}: use 1 to 64 letters, digits, '_', '-' or '.'")
@@ -151,6 +152,8 @@ class Toolset:
             self._tools[tool.name] = tool
             # The empty registry keeps a `$ref` in a foreign tool's schema from being fetched over the network.
             self._validators[tool.name] = Draft202012Validator(tool.parameters, registry=EMPTY_REGISTRY)
+            self._plain[tool.name] = _plain_types(tool.parameters)
+        self._holds = any(isinstance(tool, ScopedTool) for tool in self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -178,7 +181,7 @@ class Toolset:
 
     def scoped(self, scope: Scope) -> Self:
         """The toolset of one trajectory: each tool that holds something for it gets `scope`."""
-        if not any(isinstance(tool, ScopedTool) for tool in self):
+        if not self._holds:
             return self
         own = copy.copy(self)
         own._tools = {
@@ -191,6 +194,10 @@ class Toolset:
         validator = self._validators.get(name)
         if validator is None:
             return f"no tool named {name!r}; valid names: {', '.join(self.names)}"
+        plain = self._plain[name]
+        if plain is not None and type(arguments) is dict and plain.keys() == arguments.keys():
+            if all(type(value) is plain[key] for key, value in arguments.items()):
+                return None  # what most calls are; all else is for the validator to judge
         try:
             error = best_match(validator.iter_errors(arguments))
         except Unresolvable as unresolvable:
@@ -199,6 +206,24 @@ class Toolset:
             return None
         where = ".".join(str(part) for part in error.absolute_path)
         return one_line(f"{where}: {error.message}" if where else error.message)
+
+
+_TYPES = {"string": str, "integer": int, "boolean": bool}
+
+
+def _plain_types(schema: Mapping[str, Any]) -> Mapping[str, type] | None:
+    """The type of each property, where a schema asks for nothing else: an object of all these is surely valid."""
+    known = {"type", "properties", "required", "additionalProperties", "title", "description"}
+    if not schema.keys() <= known or schema.get("type") != "object":
+        return None
+    types = {}
+    for name, one in schema.get("properties", {}).items():
+        if not isinstance(one, dict) or not one.keys() <= {"type", "title", "description", "default"}:
+            return None
+        if not isinstance(one.get("type"), str) or one["type"] not in _TYPES:
+            return None
+        types[name] = _TYPES[one["type"]]
+    return types if set(schema.get("required", ())) <= types.keys() else None
 
 
 def one_line(text: str, limit: int = 240) -> str:

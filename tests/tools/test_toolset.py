@@ -5,6 +5,9 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from midflight.tools import BUILTIN, FINISH, ToolResult, Toolset, make_toolset, tool, tool_info
 
@@ -50,6 +53,60 @@ def test_duplicates_and_reserved_names_are_errors() -> None:
 )
 def test_validate_gives_one_line(name: str, arguments: object, reason: str | None) -> None:
     assert Toolset([first]).validate(name, arguments) == reason
+
+
+PROPERTY = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["string", "integer", "boolean", "number", "null", ["string", "null"]]),
+        "title": st.just("A"),
+        "description": st.just("a"),
+        "default": st.sampled_from([1, "a"]),
+        "enum": st.just(["z"]),
+        "minLength": st.just(4),
+        "maximum": st.just(-1),
+    },
+)
+SCHEMA = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["object", "object", "object", "string", ["object", "null"]]),
+        "properties": st.dictionaries(st.sampled_from("ab"), PROPERTY | st.booleans(), max_size=2),
+        "required": st.lists(st.sampled_from("abc"), unique=True, max_size=2),
+        "additionalProperties": st.booleans() | st.just({"type": "string"}),
+        "title": st.just("A"),
+        "maxProperties": st.integers(0, 2),
+        "not": st.just({}),
+    },
+)
+VALUE = st.sampled_from(["", "a", "abc", 0, 1, 2, 1.0, 2.5, True, False, None, []])
+ARGUMENTS = st.dictionaries(st.sampled_from("abc"), VALUE, max_size=3) | VALUE
+
+
+@settings(max_examples=1000, deadline=None)
+@given(SCHEMA, ARGUMENTS)
+def test_validate_says_what_the_validator_says(schema: dict[str, Any], arguments: object) -> None:
+    validator = Draft202012Validator(schema)
+    assert (Toolset([Foreign(schema)]).validate("foreign", arguments) is None) == validator.is_valid(arguments)
+
+
+@pytest.mark.parametrize("more", [{"enum": ["z"]}, {"const": "z"}, {"minLength": 4}, {"pattern": "z"}, {"not": {}}])
+def test_whatever_else_a_schema_asks_for_is_asked_for(more: dict[str, Any]) -> None:
+    one = {"type": "string", **more}
+    assert Toolset([Foreign({"type": "object", "properties": {"a": one}})]).validate("foreign", {"a": "abc"})
+    whole = {"type": "object", "properties": {"a": {"type": "string"}}, "propertyNames": more}
+    assert Toolset([Foreign(whole)]).validate("foreign", {"a": "abc"})
+
+
+def test_surely_valid_arguments_are_not_put_to_the_validator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(self: Draft202012Validator, arguments: object) -> Any:
+        raise AssertionError(arguments)
+
+    toolset = Toolset([first])
+    monkeypatch.setattr(Draft202012Validator, "iter_errors", asked)
+    assert toolset.validate("first", {"text": "a", "count": 2}) is None
+    with pytest.raises(AssertionError):
+        toolset.validate("first", {"text": "a", "count": True})
 
 
 class Foreign:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from midflight.engines.base import EngineGaveUp
+from midflight.engines.http.deadlines import Deadlines
 
 T = TypeVar("T")
 
@@ -86,6 +87,7 @@ class Patience:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._slots = loop, asyncio.Semaphore(self.limits.concurrency)
+            self._deadlines = Deadlines()
         began, count, wait = self._clock(), 0, 0.0
         end = began + self.limits.total_seconds
         await self._turn(tokens, end)
@@ -113,12 +115,12 @@ class Patience:
 
     async def _attempt(self, attempt: Callable[[], Awaitable[T]], left: float) -> T:
         seconds = min(self.limits.attempt_seconds, left)
-        limit = asyncio.timeout(seconds)
+        limit = self._deadlines.within(seconds)
         try:
-            async with limit:
+            with limit:
                 return await attempt()
         except TimeoutError:
-            if not limit.expired():
+            if not limit.expired:
                 raise
             raise Transient(f"no answer within {seconds:.3g} s") from None
 

@@ -187,6 +187,8 @@ class _Connection(asyncio.Protocol):
 class _Reading:
     """One answer, as far as it has come."""
 
+    __slots__ = ("_came", "_chunks", "_data", "_headers", "_length", "_status", "keeps")
+
     def __init__(self) -> None:
         self.keeps = False
         self._data = bytearray()
