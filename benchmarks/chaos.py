@@ -80,17 +80,14 @@ def chaos(share: float, seed: int) -> Iterator[str]:
         process.wait()
 
 
-def agent(address: str, ledger: Ledger) -> AgentFlow:
+def agent(address: str, ledger: Ledger) -> tuple[AgentFlow, list[Client]]:
     limits = Limits(concurrency=100, retries=2, backoff=0.01, attempt_seconds=1.5, total_seconds=20)
 
-    def client(name: str) -> Client:
-        return Client(f"{address}/v1", Patience(limits, name=name), key=KEY)
+    clients = [Client(f"{address}/v1", Patience(limits, name=name), key=KEY) for name in ("planner", "generator")]
 
-    planner = VllmEngine(
-        "planner", client("planner"), Endpoint("m", api="completions"), byte_tokenizer(), ledger=ledger
-    )
-    generator = OpenAIEngine("generator", client("generator"), Endpoint("m"), ledger=ledger)
-    return AgentFlow(
+    planner = VllmEngine("planner", clients[0], Endpoint("m", api="completions"), byte_tokenizer(), ledger=ledger)
+    generator = OpenAIEngine("generator", clients[1], Endpoint("m"), ledger=ledger)
+    flow = AgentFlow(
         LLMPlanner(planner.for_module("planner"), grammar=False, sampling=Sampling(temperature=0.7, max_tokens=200)),
         DirectExecutor(),
         RuleVerifier(),
@@ -99,6 +96,7 @@ def agent(address: str, ledger: Ledger) -> AgentFlow:
         max_turns=3,
         max_seconds=120,
     )
+    return flow, clients
 
 
 def judged(groups: Sequence[Group]) -> dict[str, Any]:
@@ -115,10 +113,15 @@ def judged(groups: Sequence[Group]) -> dict[str, Any]:
     return {"stop_reasons": dict(reasons), "unearned": unearned, "failed": failed, "unscored": unscored}
 
 
-async def run(address: str, tasks: Sequence[Task], ledger: Ledger, seed: int) -> tuple[list[Group], dict[str, int]]:
-    groups = await collect(agent(address, ledger), tasks, GROUP, score, seed)
+async def run(
+    address: str, tasks: Sequence[Task], ledger: Ledger, seed: int
+) -> tuple[list[Group], dict[str, int], int]:
+    """The groups, the requests that the server counted, by what it did to them, and those that were sent twice."""
+    flow, clients = agent(address, ledger)
+    groups = await collect(flow, tasks, GROUP, score, seed)
     counting = Client(address, Patience(Limits()))
-    return groups, await counting.ask("/count", None, dict, method="GET")
+    seen = await counting.ask("/count", None, dict, method="GET")
+    return groups, seen, sum(client.pool.replaced for client in clients)
 
 
 def measure(trajectories: int, share: float, seed: int) -> dict[str, Any]:
@@ -129,11 +132,11 @@ def measure(trajectories: int, share: float, seed: int) -> dict[str, Any]:
     ledger = Ledger()
     began = time.perf_counter()
     with chaos(share, seed) as address:
-        groups, seen = looping.run(run(address, tasks, ledger, seed))
+        groups, seen, twice = looping.run(run(address, tasks, ledger, seed))
     seconds = time.perf_counter() - began
     found = judged(groups)
     count = len(tasks) * GROUP
-    attempts = ledger.total.requests + ledger.total.retries + found["failed"]
+    attempts = ledger.total.requests + ledger.total.retries + found["failed"] + twice
     ended = sum(found["stop_reasons"].values())
     return {
         "trajectories": count,
@@ -144,6 +147,7 @@ def measure(trajectories: int, share: float, seed: int) -> dict[str, Any]:
         "broken_requests": {name: number for name, number in sorted(seen.items()) if name != "good"},
         "good_requests": seen.get("good", 0),
         "retries": ledger.total.retries,
+        "sent_twice": twice,
         "key_shown": KEY in repr(groups) + json.dumps(ledger.to_json()),
         "event_loop": looping.loop_name(),
         "seconds": round(seconds, 1),

@@ -76,7 +76,7 @@ class Answering:
 
 def outcomes(engine: Any, answer: Any, count: int) -> tuple[int, int]:
     """How many spoilt answers became a generation, and how many did not."""
-    pool = engine.client._pool = Answering()
+    pool = engine.client.pool = Answering()
     draw = random.Random(0)
 
     async def all_of_it() -> tuple[int, int]:
@@ -124,7 +124,7 @@ def test_the_engine_with_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b"\xff", b"", b"null", b'"x"'])
 def test_answers_that_are_hardly_json(body: bytes) -> None:
     engine = OpenAIEngine("e", client(), Endpoint("m"))
-    engine.client._pool = Answering()  # type: ignore[assignment]
-    engine.client._pool.body = body  # type: ignore[attr-defined]
+    engine.client.pool = Answering()  # type: ignore[assignment]
+    engine.client.pool.body = body  # type: ignore[attr-defined]
     with pytest.raises(EngineGaveUp):
         asyncio.run(engine.generate(REQUEST))

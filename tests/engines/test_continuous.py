@@ -33,9 +33,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many requests each batch began with."""
     seen: list[int] = []
 
-    def counted(model: Any, tree: Any, masks: Any, rows: Any, arrivals: Any = None) -> None:
+    def counted(model: Any, tree: Any, masks: Any, rows: Any, arrivals: Any = None, **how: Any) -> None:
         seen.append(len(rows))
-        generate(model, tree, masks, rows, arrivals)
+        generate(model, tree, masks, rows, arrivals, **how)
 
     monkeypatch.setattr(engine_module, "generate", counted)
     yield seen

@@ -47,7 +47,7 @@ class Client:
     def __init__(self, base_url: str, patience: Patience, *, key: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
         self.patience = patience
-        self._pool = Pool(self.base_url)
+        self.pool = Pool(self.base_url)
         self._key = key
         authorization = f"Authorization: Bearer {key}\r\n" if key else ""
         self._headers = f"{authorization}Accept: application/json\r\nContent-Type: application/json\r\n"
@@ -105,7 +105,7 @@ class Client:
 
     async def _reply(self, method: str, path: str, data: bytes) -> Reply:
         try:
-            reply = await self._pool.ask(method, path, self._headers, data)
+            reply = await self.pool.ask(method, path, self._headers, data)
         except (WireError, OSError) as error:
             raise Transient(f"{self.base_url}: {_line(self.hide(str(error)))}") from None
         if reply.status != 200:

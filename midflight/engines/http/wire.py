@@ -10,7 +10,6 @@ closed at once, so the server sees it, and an answer never reaches the wrong req
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from collections.abc import AsyncGenerator
 from typing import NamedTuple, cast
@@ -64,6 +63,8 @@ class Pool:
         self._closing: AsyncGenerator[None, None] | None = None
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
+        self.replaced = 0
+        """Requests that were sent again, as a kept connection ended without a byte; the server may have seen both."""
 
     async def ask(self, method: str, path: str, headers: str = "", body: bytes = b"") -> Reply:
         """One request. `headers` are whole lines; `path` goes behind that of the base URL, "//" starts at the root.
@@ -81,8 +82,10 @@ class Pool:
         data = head.encode("latin-1") + body
         kept = self._kept()
         if kept is not None:
-            with contextlib.suppress(_Silent):
+            try:
                 return await self._asked(kept, data)
+            except _Silent:
+                self.replaced += 1
         return await self._asked(await self._connected(), data)
 
     async def _asked(self, connection: _Connection, data: bytes) -> Reply:
