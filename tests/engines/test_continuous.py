@@ -153,12 +153,12 @@ def test_a_failed_forward_fails_what_is_running_and_the_rest_goes_on(
 ) -> None:
     calls = 0
 
-    def failing(*arguments: Any) -> None:
+    def failing(*arguments: Any, **how: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == 1:
             raise RuntimeError("no")
-        generate(*arguments)
+        generate(*arguments, **how)
 
     monkeypatch.setattr(engine_module, "generate", failing)
     engine = LocalEngine(load(str(folder)), chat_template=False, continuous=True)
