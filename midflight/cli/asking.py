@@ -71,10 +71,12 @@ def evaluate(
     overrides: AskingOverrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure a model on the recipe's held-out questions."""
+    """Measure a model on the recipe's held-out questions; without --model that of a run folder given as recipe."""
     check_model(model)
     refuse_training(overrides or (), "eval")
     settings = load_recipe(recipe, overrides or (), training=False)
+    if model is None and settings.agent.planner.engine is None and Path(recipe).is_dir():
+        model = recipe  # a run folder: what it trained
     if model is None and settings.agent.planner.engine is None:
         raise UserError(f"--model: missing, as agent.planner.engine = null; name one, such as --model {EMBEDDED_MODEL}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -128,6 +129,19 @@ def test_ctrl_c_says_how_to_go_on(stub: Stub, capsys: pytest.CaptureFixture[str]
     )
     assert run(["train", "quickstart", "--run-dir", "s"]) == 130
     assert line(capsys) == "midflight: interrupted before anything was saved in s; start again"
+
+
+def test_eval_of_a_run_folder_measures_what_it_trained(
+    stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (str(model), {}))
+    shutil.copytree(Path(__file__).resolve().parents[2] / "recipes", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "quickstart.yaml").rename(tmp_path / "recipe.yaml")
+    assert run(["eval", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path)
+    assert run(["eval", str(tmp_path), "--model", "other"]) == 0
+    assert capsys.readouterr().out.strip() == "other"
+    assert run(["eval", "quickstart"]) == 2
 
 
 @pytest.mark.parametrize("as_json", [False, True])
