@@ -127,8 +127,7 @@ def test_an_agent_that_is_gone_leaves_nothing(how: str, tmp_path: Path) -> None:
     assert not any(Path(f"/proc/{box}").exists() for box in boxes)
     assert wait_until_gone(f"sleep\0{marker}") == []
     assert os.listdir(tmp_path) == []
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # beside other tests, which have folders of their own there
-        assert not [name for name in set(os.listdir("/tmp")) - before if "midflight" in name or "bwrap" in name]
+    assert not [name for name in set(os.listdir("/tmp")) - before if "midflight" in name or "bwrap" in name]
 
 
 @pytest.mark.asyncio
