@@ -117,8 +117,8 @@ def test_the_engine_with_ids(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(make_byte_model(tmp_path / "m")), "e")
     engine = VllmEngine("e", client(), Endpoint("m", api="completions"), tokenizer)
     choice = {"token_ids": [98, 99], "logprobs": {"token_logprobs": [-0.5, -1]}, "finish_reason": "stop"}
-    taken, refused = outcomes(engine, {"model": "m", "choices": [choice]}, 3000)
-    assert taken > 20 and refused > 1000
+    taken, refused = outcomes(engine, {"model": "m", "choices": [choice]}, 5000)
+    assert taken > 30 and refused > 1000
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 10_000, b"\xff", b"", b"null", b'"x"'])
