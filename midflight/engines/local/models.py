@@ -132,11 +132,12 @@ def pretrained(name: str, key: str) -> Iterator[tuple[str, dict[str, bool]]]:
 
 def _hub_answers() -> bool:
     """Asked once: the Hub's own client tries each file six times, which takes a minute where there is no network."""
+    from httpx2 import HTTPError  # its client
     from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception:  # whichever its client has for this, or that it is told to be offline
+    except (HTTPError, OSError):  # the second: it is told to be offline
         return False
     return True
 
