@@ -241,7 +241,7 @@ def build_agent(
         say = (progress or Progress()).note
         named = found = engines_of(recipe, say)
         made.callback(close_all, named.closing)
-        engine = recipe.agent.planner.engine
+        engine = recipe.agent.planner_engine
         trains = engine is None or (model is not None and recipe.engines[engine].provider == "vllm")
         if not trains:
             if model is not None and not has_frozen_models(recipe):

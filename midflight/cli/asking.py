@@ -44,7 +44,7 @@ def solve(
         print(render_turn(turn), flush=True)
 
     progress = Progress()
-    if settings.agent.planner.engine is None:
+    if settings.agent.planner_engine is None:
         progress.note(f"loading {model or settings.model.name}")
     built = build_agent(settings, model, progress=progress)
     try:
@@ -75,9 +75,9 @@ def evaluate(
     check_model(model)
     refuse_training(overrides or (), "eval")
     settings = load_recipe(recipe, overrides or (), training=False)
-    if model is None and settings.agent.planner.engine is None and Path(recipe).is_dir():
+    if model is None and settings.agent.planner_engine is None and Path(recipe).is_dir():
         model = recipe  # a run folder: what it trained
-    if model is None and settings.agent.planner.engine is None:
+    if model is None and settings.agent.planner_engine is None:
         raise UserError(f"--model: missing, as agent.planner.engine = null; name one, such as --model {EMBEDDED_MODEL}")
 
     from midflight.evaluation.held_out import evaluate_model

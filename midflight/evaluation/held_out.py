@@ -27,7 +27,7 @@ def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tup
     if recipe.eval_tasks is None:
         raise UserError("eval_tasks = null: there is no question to ask; set eval_tasks.family and eval_tasks.count")
     tasks = listed_tasks(recipe.eval_tasks)
-    name = model or recipe.agent.planner.engine or recipe.model.name
+    name = model or recipe.agent.planner_engine or recipe.model.name
     if model is not None:
         progress.note(f"loading {model}")
     built = build_agent(recipe, model, progress=progress)

@@ -53,7 +53,7 @@ class PlannerConfig(Section):
     """The module that learns."""
 
     engine: str | None = None
-    """A name from `engines`; null: the recipe's `model`, which is the one that training can train in this process."""
+    """A name from `engines`; null: `agent.engine`, else the recipe's `model`, which is what trains in this process."""
     format: Literal["compact", "full"] = "full"
     """`compact`: one line `tool: context`. `full`: sub-goal, tool and context, one a line."""
     examples: str | None = None
@@ -79,8 +79,8 @@ class PlannerConfig(Section):
 
 class ModuleConfig(Section):
     engine: str | None = None
-    """A name from `engines`; null: the recipe's `model`, as it was before training. Used where the module is a language
-    model."""
+    """A name from `engines`; null: `agent.engine`, else the recipe's `model`, as it was before training. Used where the
+    module is a language model."""
     prompt: str | None = None
     """Text file in place of the built-in template (docs/engines.md); relative to the recipe. Used where the module is a
     language model."""
@@ -114,6 +114,8 @@ class GeneratorConfig(ModuleConfig):
 class AgentConfig(Section):
     """The four modules, the tools, and what bounds a trajectory."""
 
+    engine: str | None = None
+    """A name from `engines`, for every module that names none itself; null: the recipe's `model`."""
     planner: PlannerConfig = PlannerConfig()
     executor: ExecutorConfig
     verifier: VerifierConfig
@@ -146,13 +148,28 @@ class AgentConfig(Section):
 
     @property
     def language_models(self) -> dict[str, PlannerConfig | ModuleConfig]:
-        """The modules that are language models, by name."""
+        """The modules that are language models, by name; `engine` is what they ask, `agent.engine` counted."""
         found: dict[str, PlannerConfig | ModuleConfig] = {"planner": self.planner}
         for name in ("executor", "verifier", "generator"):
             module = getattr(self, name)
             if module.kind == "llm":
                 found[name] = module
-        return found | ({"analyst": self.analyst} if self.query_analysis else {})
+        if self.query_analysis:
+            found["analyst"] = self.analyst
+        if self.engine is None:
+            return found
+        named = {"engine": self.engine}
+        return {name: one if one.engine is not None else one.model_copy(update=named) for name, one in found.items()}
+
+    @property
+    def planner_engine(self) -> str | None:
+        """The name of the planner's engine; None is the recipe's `model`."""
+        return self.language_models["planner"].engine
+
+    def engine_key(self, module: str) -> str:
+        """The key that gives a module its engine: its own, or the one for all."""
+        own = getattr(self, module).engine is not None or self.engine is None
+        return f"agent.{module}.engine" if own else "agent.engine"
 
     @property
     def tools_engine(self) -> str | None:

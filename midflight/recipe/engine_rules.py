@@ -40,14 +40,18 @@ def check_engines(recipe: Recipe, *, training: bool) -> None:
             hint = did_you_mean(settings.engine, recipe.engines)
             known = ", ".join(recipe.engines) or "none"
             raise RecipeError(
-                f"agent.{module}.engine = {settings.engine}: no such engine; {hint}engines of this recipe: {known}"
+                f"{recipe.agent.engine_key(module)} = {settings.engine}: no such engine; {hint}engines of this recipe: "
+                f"{known}"
             )
+    if recipe.agent.engine is not None and all(getattr(recipe.agent, module).engine is not None for module in models):
+        why = f"agent.engine = {recipe.agent.engine}: does nothing, as every module names an engine"
+        raise IdleKey("agent.engine", why, "remove it")
     _check_writers(recipe)
     used = {settings.engine for settings in models.values()} | tool_engines(recipe)
     for name in recipe.engines:
         if name not in used:
             embeds = recipe.engines[name].api == "embeddings"
-            use = "agent.tool_options.read_url.embeddings" if embeds else "agent.generator.engine"
+            use = "agent.tool_options.read_url.embeddings" if embeds else "agent.engine"
             raise IdleKey(f"engines.{name}", f"engines.{name}: nothing uses it", f"set {use}={name}, or remove it")
     for name, engine in recipe.engines.items():
         if engine.provider != "local" and engine.total_seconds >= recipe.agent.max_seconds:
@@ -103,21 +107,21 @@ def _check_writers(recipe: Recipe) -> None:
     for module, settings in recipe.agent.language_models.items():
         if settings.engine is not None and recipe.engines[settings.engine].api == "embeddings":
             raise RecipeError(
-                f"agent.{module}.engine = {settings.engine}: engines.{settings.engine}.api = embeddings writes no "
-                "text; name another engine"
+                f"{recipe.agent.engine_key(module)} = {settings.engine}: engines.{settings.engine}.api = embeddings "
+                "writes no text; name another engine"
             )
 
 
 def _check_planner(recipe: Recipe, training: bool) -> None:
-    planner = recipe.agent.planner
-    if planner.engine is None:
+    planner, name, named = recipe.agent.planner, recipe.agent.planner_engine, recipe.agent.engine_key("planner")
+    if name is None:
         return
-    engine = recipe.engines[planner.engine]
-    key = f"agent.planner.engine = {planner.engine}"
+    engine = recipe.engines[name]
+    key = f"{named} = {name}"
     if recipe.agent.grounded and engine.provider in ("openai", "litellm") and engine.structured != "grammar":
         raise RecipeError(
-            f"agent.grounded = true: is held by a grammar, and {planner.engine} takes none; set agent.grounded=false, "
-            f"or engines.{planner.engine}.structured=grammar where its server takes them"
+            f"agent.grounded = true: is held by a grammar, and {name} takes none; set agent.grounded=false, "
+            f"or engines.{name}.structured=grammar where its server takes them"
         )
     if planner.top_k and engine.provider in ("openai", "litellm"):
         raise RecipeError(
@@ -127,14 +131,12 @@ def _check_planner(recipe: Recipe, training: bool) -> None:
     if not training:
         return
     if engine.provider == "local":
-        raise RecipeError(
-            f"{key}: training trains the recipe's model; set agent.planner.engine=null and model.name={engine.model}"
-        )
+        raise RecipeError(f"{key}: training trains the recipe's model; set {named}=null and model.name={engine.model}")
     if engine.provider != "vllm":
         raise RecipeError(
             f"{key}: provider {engine.provider} gives no token ids and no log-probs of the drawn distribution, and "
-            "without them nothing can train; set agent.planner.engine=null, or give it a vllm engine (midflight solve "
-            "and eval take it as it is)"
+            f"without them nothing can train; set {named}=null, or give it a vllm engine (midflight solve and eval "
+            "take it as it is)"
         )
     if recipe.model.lora is None:
         raise RecipeError(
@@ -146,18 +148,19 @@ def _check_planner(recipe: Recipe, training: bool) -> None:
             "agent.planner.top_p=1 and agent.planner.top_k=0"
         )
 
-    _check_only_the_planner(recipe, planner.engine)
+    _check_only_the_planner(recipe, name)
 
 
 def _check_only_the_planner(recipe: Recipe, name: str) -> None:
     """The planner's server draws from the weights under training, and only the planner may."""
     modules = recipe.agent.language_models.items()
-    others = [f"agent.{module}" for module, own in modules if module != "planner" and own.engine == name]
+    engine_key = recipe.agent.engine_key
+    others = [engine_key(module) for module, one in modules if module != "planner" and one.engine == name]
     if name in tool_engines(recipe):
-        others.append("agent.tool_options.TOOL")
+        others.append("agent.tool_options.TOOL.engine")
     if others:
         raise RecipeError(
-            f"{others[0]}.engine = {name}: is the planner's, which draws from the weights under training; name a "
+            f"{others[0]} = {name}: is the planner's, which draws from the weights under training; name a "
             f"second engine there, with base_url and model as those of engines.{name} for the untrained model"
         )
 
@@ -167,13 +170,13 @@ def _check_model_is_used(recipe: Recipe, used: set[str | None]) -> None:
         return
     for field in ModelConfig.model_fields:
         if getattr(recipe.model, field) != ModelConfig.model_fields[field].default:
-            planner = recipe.agent.planner.engine
+            planner = recipe.agent.planner_engine
             if planner is not None and recipe.engines[planner].provider == "vllm":
                 return  # in training it is what trains
             raise IdleKey(
                 f"model.{field}",
                 f"model.{field}: does nothing, as every module names an engine",
-                "remove it, or set agent.planner.engine=null",
+                f"remove it, or set {recipe.agent.engine_key('planner')}=null",
             )
 
 

@@ -61,7 +61,7 @@ def test_modules_share_an_engine_by_name(recipe: Path) -> None:
         ),
         (
             "engines.other={provider: local, model: smollm2-135m}",
-            "engines.other: nothing uses it; set agent.generator.engine=other, or remove it",
+            "engines.other: nothing uses it; set agent.engine=other, or remove it",
         ),
         (
             "engines.Big={provider: local, model: smollm2-135m}",
@@ -205,4 +205,34 @@ def test_a_budget_needs_a_server(recipe: Path) -> None:
     recipe.write_text(text)
     assert refused(recipe, *everywhere, "budget.tokens=9") == (
         "budget.tokens = 9: does nothing, as no engine is on a server; remove it"
+    )
+
+
+def test_one_key_names_the_engine_of_all_modules_that_name_none(recipe: Path) -> None:
+    unnamed = ["agent.planner.engine=null", "agent.engine=judge"]
+    agent = load_recipe(str(recipe), unnamed, training=False).agent
+    assert {name: one.engine for name, one in agent.language_models.items()} == dict.fromkeys(
+        agent.language_models, "judge"
+    )
+    assert (agent.planner_engine, agent.tools_engine, agent.has_frozen_models) == ("judge", "judge", False)
+    own = [
+        *unnamed,
+        "engines.other={provider: openai, base_url: http://127.0.0.1:1, model: m}",
+        "agent.generator.engine=other",
+    ]
+    agent = load_recipe(str(recipe), own, training=False).agent
+    assert (agent.planner_engine, agent.tools_engine) == ("judge", "other")
+    assert load_recipe(str(recipe), ["agent.planner.engine=null"], training=False).agent.planner_engine is None
+
+
+def test_what_is_wrong_with_the_engine_of_all_names_its_key(recipe: Path) -> None:
+    null = "agent.planner.engine=null"
+    assert refused(recipe, null, "agent.engine=jugde") == (
+        "agent.engine = jugde: no such engine; did you mean judge? engines of this recipe: judge"
+    )
+    assert refused(recipe, null, "agent.engine=judge", training=True).startswith(
+        "agent.engine = judge: provider openai gives no token ids"
+    )
+    assert refused(recipe, "agent.engine=judge") == (
+        "agent.engine = judge: does nothing, as every module names an engine; remove it"
     )
