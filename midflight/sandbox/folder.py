@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from midflight.errors import InfrastructureError
+from midflight.paths import OwnFolder
 from midflight.sandbox.base import (
     CLOSED,
     Limits,
@@ -35,6 +34,8 @@ from midflight.sandbox.bubblewrap.answers import lost, request_frame, result
 from midflight.sandbox.bubblewrap.inside import files, frames
 
 LOOK_SECONDS = 0.1
+FOLDERS = "midflight-"
+"""How the names of sessions' folders begin."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class FolderSession(ABC):
     def __init__(self, limits: Limits, name: str) -> None:
         self._limits, self._name = limits, name
         self._turn = asyncio.Lock()
-        self._root = Path(tempfile.mkdtemp(prefix="midflight-"))
+        self._own = OwnFolder.make(FOLDERS)
+        self._root = self._own.path
         self._workspace = self._root / "workspace"
         self._workspace.mkdir()
         self._under_way: asyncio.Task[SandboxResult] | None = None
@@ -101,7 +103,7 @@ class FolderSession(ABC):
         if self._under_way is not None:
             self._under_way.cancel()
             await asyncio.wait([self._under_way])
-        await asyncio.to_thread(shutil.rmtree, self._root, True)
+        await asyncio.to_thread(self._own.remove)
 
     def _touched(self, request: WriteFile | ReadFile | ListFiles, limits: Limits) -> SandboxResult:
         if isinstance(request, WriteFile) and len(request.data) > limits.file_bytes:

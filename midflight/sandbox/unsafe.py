@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
+from midflight.paths import remove_ownerless
 from midflight.sandbox.base import Limits, Python, Request, SandboxResult
-from midflight.sandbox.folder import FolderSession, answered, run_bounded
+from midflight.sandbox.folder import FOLDERS, FolderSession, answered, run_bounded
 
 
 class UnsafeSandbox:
@@ -21,6 +22,7 @@ class UnsafeSandbox:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
+        remove_ownerless(FOLDERS)
 
     async def open(self) -> FolderSession:
         """See `Sandbox.open`."""

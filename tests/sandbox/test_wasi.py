@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,6 +102,37 @@ async def test_a_session_keeps_its_files_and_removes_them(sandbox: WasiSandbox) 
         name for name in made if (Path(tempfile.gettempdir()) / name).exists() and name.startswith("midflight-")
     ]
     assert (await one.run(Python("1"))).outcome is Outcome.KILLED
+
+
+KILLED = """
+import asyncio, os, signal
+from midflight.sandbox.unsafe import UnsafeSandbox
+session = asyncio.run(UnsafeSandbox().open())
+print(session._root, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.asyncio
+async def test_what_a_killed_agent_left_is_gone_when_the_next_sandbox_starts(sandbox: WasiSandbox) -> None:
+    def killed() -> Path:
+        done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL
+        return Path(done.stdout.strip())
+
+    left = killed()
+    assert left.parent == Path(tempfile.gettempdir()) and (left / "workspace").is_dir()
+    live = await UnsafeSandbox().open()
+    assert not left.exists()
+    left = killed()
+    other = WasiSandbox()
+    try:
+        assert (await other.run(Python("6 * 7"))).out == "42\n"
+        assert not left.exists()
+    finally:
+        other.close()
+    assert (await live.run(WriteFile("a.txt", b"x"))).outcome == Outcome.OK  # a living one stays
+    await live.close()
 
 
 @pytest.mark.asyncio

@@ -9,8 +9,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import shutil
-import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +21,7 @@ import torch
 from midflight.engines.local import attention
 from midflight.engines.local.support import adopt
 from midflight.errors import UserError
-from midflight.paths import embedded_folder
+from midflight.paths import OwnFolder, embedded_folder, remove_ownerless
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +70,9 @@ def _converted_embedded() -> Path:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".convert-"))
+        remove_ownerless(".convert-", folder.parent)
+        temporary = OwnFolder.make(".convert-", folder.parent)
+        converted = temporary.path / "model"
         try:
             model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -80,14 +80,14 @@ def _converted_embedded() -> Path:
             plain.load_state_dict(model.state_dict())
             if hasattr(plain.config, "quantization_config"):
                 del plain.config.quantization_config
-            plain.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
-            os.replace(temporary, folder)
+            plain.save_pretrained(converted)
+            tokenizer.save_pretrained(converted)
+            os.replace(converted, folder)
         except OSError:
             if not folder.exists():  # otherwise another process converted it first
                 raise
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.remove()
     return folder
 
 

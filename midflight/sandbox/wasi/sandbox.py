@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from midflight.errors import InfrastructureError
-from midflight.paths import cache_folder
+from midflight.paths import cache_folder, remove_ownerless
 from midflight.sandbox.base import Limits, Outcome, Python, Request, SandboxResult
 from midflight.sandbox.bubblewrap.inside import running
 from midflight.sandbox.bubblewrap.zygote import Box
-from midflight.sandbox.folder import FolderSession, answered, run_bounded
+from midflight.sandbox.folder import FOLDERS, FolderSession, answered, run_bounded
 from midflight.sandbox.pool import LoopThread, Shared
 from midflight.sandbox.wasi.worker import TRAPPED
 
@@ -101,6 +101,7 @@ class WasiSandbox:
     def _started(self) -> LoopThread:
         with self._starting:
             if self._thread is None:
+                remove_ownerless(FOLDERS)
                 self._thread = LoopThread("midflight-wasi")
                 self._turns, self._interpreter = asyncio.Semaphore(self._running), Shared(self._compiled)
             return self._thread
