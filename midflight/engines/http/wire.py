@@ -19,6 +19,9 @@ MOST_HEAD = 65_536
 MOST_BODY = 256_000_000
 """Bytes of an answer; what is larger is no answer of a model."""
 
+MOST_CONNECTING = 32
+"""Connections that are being made at a time: a server's queue of those it has not taken yet is often 128 long, and what
+does not fit waits for a second. So too the first requests leave while the next connections are made."""
 MOST_DIGITS = 18
 """Of a length; Python reads no number of thousands."""
 
@@ -63,6 +66,7 @@ class Pool:
         self._closing: AsyncGenerator[None, None] | None = None
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
+        self._connecting = asyncio.Semaphore(MOST_CONNECTING)
         self.replaced = 0
         """Requests that were sent again, as a kept connection ended without a byte; the server may have seen both."""
 
@@ -105,6 +109,7 @@ class Pool:
     async def _begin(self) -> None:
         """Start over in the running event loop."""
         self._loop, self._idle, self._open = asyncio.get_running_loop(), [], set()
+        self._connecting = asyncio.Semaphore(MOST_CONNECTING)
         self._closing = _closing(self._open)
         await anext(self._closing)
 
@@ -120,7 +125,8 @@ class Pool:
         assert self._loop is not None
         if self._tls and self._context is None:
             self._context = ssl.create_default_context()
-        _, connection = await self._loop.create_connection(_Connection, self._host, self._port, ssl=self._context)
+        async with self._connecting:
+            _, connection = await self._loop.create_connection(_Connection, self._host, self._port, ssl=self._context)
         self._open.add(connection)
         return connection
 
