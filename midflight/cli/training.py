@@ -27,12 +27,12 @@ def train(
 ) -> None:
     """Train the planner; evaluates before and after, and prints the report."""
     settings = load_recipe(recipe, overrides or ())
+    folder = run_dir or _default_run_dir(recipe, settings)
     if dry_run:
         from midflight.cli.dry_run import describe
 
-        print(describe(settings), end="")
+        print(f"{describe(settings)}\nRun folder\n  {_place(folder, settings, resume, 'train')}")
         return
-    folder = run_dir or _default_run_dir(recipe, settings)
     check_run_folder(folder, settings, resume=resume)
 
     from midflight.progress import Progress
@@ -83,6 +83,7 @@ def sft(
         held_out = listed_tasks(settings.eval_tasks)
         selection = kept(RunFolder(folder)) if wanted is None else select(wanted, settings, held_out)
         print(f"{describe(settings, len(selection.records))}\nDemonstrations\n  {selection.line()}")
+        print(f"\nRun folder\n  {_place(folder, settings, resume, 'sft')}")
         return
     check_run_folder(folder, settings, resume=resume, command="sft")
 
@@ -103,6 +104,15 @@ def _default_run_dir(recipe: str, settings: Recipe, command: str = "train", *, r
         return given
     kind = "" if command == "train" else f"-{command}"
     return Path("runs") / f"{settings.name}{kind}-seed{settings.seed}"
+
+
+def _place(folder: Path, settings: Recipe, resume: bool, command: str) -> str:
+    """Where a run would be, or why it cannot be there."""
+    try:
+        check_run_folder(folder, settings, resume=resume, command=command)
+    except UserError as error:
+        return str(error)
+    return str(folder)
 
 
 def _going_on(recipe: str, overrides: Sequence[str], folder: Path, command: str = "train") -> str:

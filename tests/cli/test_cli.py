@@ -102,6 +102,7 @@ def test_a_dry_run_of_sft_counts_demonstrations_without_torch(folder: Path) -> N
     assert "  key-value cache, about" in done.stdout
     assert done.stdout.endswith(
         "\nDemonstrations\n  20 of 40 trajectories kept, of 20 questions; left out: reward below 1 20\n"
+        "\nRun folder\n  runs/quickstart-sft-seed0\n"
     )
     assert [file.name for file in folder.iterdir()] == ["teacher"]
 
@@ -159,7 +160,16 @@ def test_dry_run_does_nothing_but_print(folder: Path, capsys: pytest.CaptureFixt
     assert "  queries_per_step: 4\n" in printed
     assert "4 queries x 2 trajectories" in printed
     assert "134.5M parameters, float32" in printed
+    assert printed.endswith("\nRun folder\n  runs/quickstart-seed0\n")
     assert not list(folder.iterdir())
+
+
+def test_a_dry_run_says_that_its_folder_is_taken(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "runs/quickstart-seed3").mkdir(parents=True)
+    (folder / "runs/quickstart-seed3/recipe.yaml").touch()
+    assert run(["train", "quickstart", "seed=3", "--dry-run"]) == 0
+    said = "exists and is not empty; add --resume (in Python resume=True) to go on, or name another folder"
+    assert capsys.readouterr().out.endswith(f"\nRun folder\n  --run-dir runs/quickstart-seed3: {said}\n")
 
 
 def test_without_a_command_the_help_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
