@@ -135,8 +135,10 @@ async def live(port: int, count: int, turns: int, at_once: int) -> tuple[list[Tr
 
     ahead = [0]
     began, worked = time.perf_counter(), time.process_time()
-    made = await asyncio.gather(*(flow.run(query(number), seen) for number in range(count)))
-    return list(made), time.perf_counter() - began, time.process_time() - worked, most - before
+    async with asyncio.TaskGroup() as running:
+        jobs = await looping.start(running, (flow.run(query(number), seen) for number in range(count)))
+    made = [job.result() for job in jobs]
+    return made, time.perf_counter() - began, time.process_time() - worked, most - before
 
 
 def pooled(port: int, count: int, turns: int) -> float:

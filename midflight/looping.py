@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.util
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +17,9 @@ T = TypeVar("T")
 YOUNG_OBJECTS = 50_000
 """Made, less freed, between two collections of the youngest: with a thousand trajectories under way Python's 700 means
 that their live objects are looked through 200 times in five turns each, to find nothing."""
+
+STARTED_AT_ONCE = 8
+"""Trajectories that begin in one round of the loop: the first requests are under way while the next are made ready."""
 
 
 def loop_name() -> str:
@@ -33,6 +36,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             return runner.run(main)
     finally:
         gc.set_threshold(*before)
+
+
+async def start(group: asyncio.TaskGroup, work: Iterable[Coroutine[Any, Any, T]]) -> list[asyncio.Task[T]]:
+    """A task for each, `STARTED_AT_ONCE` in a round of the loop."""
+    tasks = []
+    for one in work:
+        tasks.append(group.create_task(one))
+        if len(tasks) % STARTED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return tasks
 
 
 def _factory() -> Callable[[], asyncio.AbstractEventLoop]:

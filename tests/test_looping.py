@@ -39,3 +39,34 @@ def test_without_uvloop_it_is_asyncios_loop(there: bool, monkeypatch: pytest.Mon
     assert looping.loop_name() == ("uvloop" if there else "asyncio")
     if not there:
         assert looping.run(seen())[0].startswith("asyncio")
+
+
+@pytest.mark.asyncio
+async def test_work_starts_a_few_at_a_time_and_the_rest_gets_on_meanwhile() -> None:
+    begun: list[int] = []
+    seen: list[int] = []
+
+    async def one(number: int) -> int:
+        begun.append(number)
+        await asyncio.sleep(0)
+        seen.append(len(begun))  # what had begun when this one went on
+        return number
+
+    async with asyncio.TaskGroup() as group:
+        tasks = await looping.start(group, (one(number) for number in range(3 * looping.STARTED_AT_ONCE)))
+    assert [task.result() for task in tasks] == begun == list(range(24))
+    assert seen[0] < 24 and seen[-1] == 24
+
+
+@pytest.mark.asyncio
+async def test_what_is_not_started_yet_is_never_begun_when_one_fails() -> None:
+    begun: list[int] = []
+
+    async def one(number: int) -> None:
+        begun.append(number)
+        raise ValueError(str(number))
+
+    with pytest.raises(ExceptionGroup):
+        async with asyncio.TaskGroup() as group:
+            await looping.start(group, (one(number) for number in range(100)))
+    assert begun == list(range(8))

@@ -157,8 +157,8 @@ def render_report(
     """The whole report; `closing` are its last lines (run folder, plots, the next command), printed as given."""
     sections = [
         f"{title}\n{'=' * len(title)}",
-        "Accuracy in per cent with 95 % bootstrap intervals over questions; every question counts. Tool errors: of\n"
-        "all calls of tools, those that ended in an error.\n\n" + comparison_table({"before": before, "after": after}),
+        "Accuracy in per cent with 95 % bootstrap intervals over questions; every question counts. Tool errors\n"
+        "are shares of all calls of tools.\n\n" + comparison_table({"before": before, "after": after}),
         "By kind of question\n\n" + _kinds(before, after),
         "Tools chosen, share of all actions in per cent\n\n" + _shares(before.tool_shares, after.tool_shares),
         "Turns that ended in an error, per cent of all turns\n\n" + _errors(before, after),

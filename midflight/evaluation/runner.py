@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from midflight import looping
 from midflight.agent.types import Query, Trajectory
 from midflight.evaluation.statistics import Scored
 from midflight.seeds import derive
@@ -71,8 +72,7 @@ async def evaluate(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(jobs))):
-                group.create_task(work())
+            await looping.start(group, (work() for _ in range(min(concurrency, len(jobs)))))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     return [done[place] for place in range(len(jobs))]

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from midflight import looping
 from midflight.agent.flow import AgentFlow
 from midflight.agent.types import Query, Trajectory
 from midflight.seeds import derive
@@ -61,12 +62,11 @@ async def collect(
         return trajectory, reward
 
     async with asyncio.TaskGroup() as running:
-        jobs = [
-            [running.create_task(one(index, task, member)) for member in range(group_size)]
-            for index, task in enumerate(tasks)
-        ]
+        places = [(index, task, member) for index, task in enumerate(tasks) for member in range(group_size)]
+        jobs = await looping.start(running, (one(*place) for place in places))
     groups = []
-    for task, members in zip(tasks, jobs, strict=True):
+    for index, task in enumerate(tasks):
+        members = jobs[index * group_size : (index + 1) * group_size]
         trajectories, rewards = zip(*(job.result() for job in members), strict=True)
         groups.append(Group(task, trajectories, rewards))
     return groups
