@@ -98,7 +98,8 @@ async def main():
             open(sys.argv[1]).close()
         made = await asyncio.gather(*(flow.run(Query(f"q{n}", seed=n)) for n in range(40)))
         watching = False
-        assert all(len(one.turns) == 3 and one.answer.text == "x" for one in made), made[0]
+        wrong = [one for one in made if len(one.turns) != 3 or one.answer is None or one.answer.text != "x"]
+        assert not wrong, (len(wrong), wrong[0].stop_reason, wrong[0].error, wrong[0])
         if cache is not None:
             cache.close()
 
