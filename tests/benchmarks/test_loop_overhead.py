@@ -50,7 +50,7 @@ def test_the_stub_answers_whole_requests_in_time_and_says_what_it_took() -> None
 
 
 WATCHED = """
-import asyncio, sys, threading, time
+import asyncio, itertools, sys, threading, time
 from pathlib import Path
 from midflight.agent import AgentFlow, DirectExecutor, LLMGenerator, LLMPlanner, LLMVerifier, Query
 from midflight.engines.http import Client, Limits, Patience, ResponseCache
@@ -67,7 +67,7 @@ def slow(x: str) -> str:
     return x
 
 def answer(request):
-    if len(server[0].requests) % 7 == 0:
+    if next(answers) % 7 == 6:
         return error(500)
     if b"verdict" in request.body and b"four lines" in request.body:
         return ok(chat("Result: valid\\nMemory: insufficient\\nContradictions: none\\nReason: more"))
@@ -76,7 +76,8 @@ def answer(request):
     return ok(chat("Sub-goal: s\\nTool: slow\\nContext: x"))
 
 BLOCKING = {"open", "time.sleep", "sqlite3.connect", "subprocess.Popen", "socket.getaddrinfo", "os.listdir", "os.mkdir"}
-watching, blocked, loop_thread, server = False, [], threading.get_ident(), []
+watching, blocked, loop_thread = False, [], threading.get_ident()
+answers = itertools.count()
 
 def hook(event, arguments):
     if watching and event in BLOCKING and threading.get_ident() == loop_thread:
@@ -85,7 +86,6 @@ def hook(event, arguments):
 async def main():
     global watching
     async with served(answer) as double:
-        server.append(double)
         cache = ResponseCache(Path(sys.argv[1]).with_name("cache.sqlite")) if "cache" in sys.argv else None
         client = Client(double.base_url, Patience(Limits(backoff=0.001, concurrency=20)))
         engine = OpenAIEngine("e", client, Endpoint("m"), cache=cache)
