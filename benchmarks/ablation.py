@@ -1,14 +1,14 @@
 """The ablation: frozen planner, advantages normalised over turns, Flow-GRPO; same recipe, seeds, questions and budget.
 
 Usage: python benchmarks/ablation.py [--seeds 0 1 2] [--recipe quickstart] [--run-dir DIR]
-           [--sft] [--reuse] [--json] [key=value ...]
+           [--arms turn_normalised [sft]] [--reuse] [--json] [key=value ...]
 
 The frozen planner is the evaluation before training of the Flow-GRPO runs. With --reuse the Flow-GRPO arm takes the
-runs of benchmarks/quickstart.py in the same --run-dir. With --sft there is one more arm: supervised training on the
-successful training rollouts of the Flow-GRPO run of the same seed (`midflight sft`).
+runs of benchmarks/quickstart.py in the same --run-dir. The arm sft, not among those by default, is supervised training
+on the successful training rollouts of the Flow-GRPO run of the same seed (`midflight sft`).
 
 Prints one object (as tables without --json):
-  arms: by name (frozen, turn_normalised, sft where asked for, flow_grpo)
+  arms: by name (frozen, flow_grpo and those of --arms)
     seeds                 one entry a seed: seed, run, accuracy, interval, n, by_level, seconds; or seed, run, error
     accuracy, interval, n all seeds together; a question's answers under all seeds are drawn together in the
                           bootstrap (absent when every run failed)
@@ -34,7 +34,7 @@ from midflight.evaluation import Scored, bootstrap_mean
 from midflight.evaluation.statistics import counted_reward
 from midflight.evaluation.text import table
 
-TRAINED = ("turn_normalised", "flow_grpo")
+OTHERS = ("turn_normalised", "sft")
 
 
 def by_level(scored: Sequence[Scored]) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def compare(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     """The whole object from the runs of the trained arms, in the order of the seeds."""
     arms = {"frozen": arm(runs["flow_grpo"], "before")}
     arms |= {name: arm(one, "after") for name, one in runs.items()}
-    found = {"arms": arms, "difference": _difference(runs, "turn_normalised")}
-    return {**found, "sft_difference": _difference(runs, "sft")} if "sft" in runs else found
+    keys = {"turn_normalised": "difference", "sft": "sft_difference"}
+    return {"arms": arms, **{keys[name]: _difference(runs, name) for name in OTHERS if name in runs}}
 
 
 def _difference(runs: Mapping[str, Sequence[Run]], other: str) -> dict[str, Any] | None:
@@ -148,19 +148,18 @@ def _cells(one: Mapping[str, Any], levels: Sequence[str]) -> list[str]:
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = arguments(__doc__ or "", "quickstart", (0, 1, 2))
-    parser.add_argument("--sft", action="store_true", help="the arm of supervised training too")
+    parser.add_argument("--arms", nargs="+", choices=OTHERS, default=OTHERS[:1], help="beside Flow-GRPO")
     options = parse(parser, given)
     recipe, parent, reuse = options.recipe, options.run_dir, options.reuse
     short = recipe.rsplit("/", 1)[-1].split(".")[0]
-    names = ("turn_normalised", "sft", "flow_grpo") if options.sft else TRAINED
-    runs: dict[str, list[Run]] = {name: [] for name in names}
+    runs: dict[str, list[Run]] = {name: [] for name in (*OTHERS, "flow_grpo") if name in (*options.arms, "flow_grpo")}
     for seed in options.seeds:
-        for name in reversed(TRAINED):
-            changes = [*options.overrides, f"training.advantage={name}"]
-            label = None if name == "flow_grpo" else f"{short}-{name}"
-            runs[name].append(run(recipe, seed, changes, parent, reuse=reuse, label=label))
-        if options.sft:
-            taught = runs["flow_grpo"][-1]
+        taught = run(recipe, seed, [*options.overrides, "training.advantage=flow_grpo"], parent, reuse=reuse)
+        runs["flow_grpo"].append(taught)
+        if "turn_normalised" in runs:
+            changes, label = [*options.overrides, "training.advantage=turn_normalised"], f"{short}-turn_normalised"
+            runs["turn_normalised"].append(run(recipe, seed, changes, parent, reuse=reuse, label=label))
+        if "sft" in runs:
             done = replace(taught, error=f"its teacher failed: {taught.error}")
             if taught.error is None:
                 changes, label = [*options.overrides], f"{short}-sft"

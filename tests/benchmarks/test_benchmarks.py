@@ -127,7 +127,7 @@ def test_ablation_has_an_arm_of_supervised_training_taught_by_flow_grpo(tmp_path
     wrapper.write_text(f'#!/bin/sh\necho "$@" > {arguments}\nmkdir {folder}\n')
     wrapper.chmod(0o755)
     monkeypatch.setattr(common.sys, "executable", str(wrapper))
-    given = ["--seeds", "0", "--sft", "--run-dir", str(tmp_path), "--reuse", "sft.epochs=3"]
+    given = ["--seeds", "0", "--arms", "turn_normalised", "sft", "--run-dir", str(tmp_path), "--reuse", "sft.epochs=3"]
     assert ablation.main(given) == 1  # the other runs were made without sft.epochs
     assert "sft, seed 0 failed: its teacher failed: " in capsys.readouterr().out
     assert not arguments.exists()
