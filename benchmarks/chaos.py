@@ -6,6 +6,8 @@ known reward: 1 for even numbers, 0 for odd ones. Counted:
 
 - lost: trajectories that did not end with a stop reason;
 - unearned_rewards: rewards that are not the known one, or were given although a failure ended the trajectory;
+- key_shown: whether trajectories or the ledger have the key, which the server repeats in some errors; key_taken_out is
+  how often a trajectory has what stands in its place;
 - adds_up: stop reasons are as many as trajectories, trajectories without a reward are those a failure ended, and the
   requests the server saw are those the client counted.
 
@@ -136,6 +138,7 @@ def measure(trajectories: int, share: float, seed: int) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     found = judged(groups)
     count = len(tasks) * GROUP
+    kept = repr(groups) + json.dumps(ledger.to_json())
     attempts = ledger.total.requests + ledger.total.retries + found["failed"] + twice
     ended = sum(found["stop_reasons"].values())
     return {
@@ -148,7 +151,8 @@ def measure(trajectories: int, share: float, seed: int) -> dict[str, Any]:
         "good_requests": seen.get("good", 0),
         "retries": ledger.total.retries,
         "sent_twice": twice,
-        "key_shown": KEY in repr(groups) + json.dumps(ledger.to_json()),
+        "key_shown": KEY in kept,
+        "key_taken_out": kept.count("[key]"),
         "event_loop": looping.loop_name(),
         "seconds": round(seconds, 1),
     }

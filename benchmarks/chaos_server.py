@@ -1,6 +1,7 @@
 """A server that breaks a share of what it is asked, in every way servers break, and otherwise plays a planned game.
 
 It speaks the completions of vLLM (token ids, one a byte) for a planner in the full format, and chat for a generator.
+What it says to 429 and 500 repeats the headers it was sent, the key among them.
 The first line it prints is its port; `GET /count` says how many requests of each kind it saw. Which request breaks how
 depends on the seed and the order of arrival.
 """
@@ -72,9 +73,10 @@ async def spoilt(fault: str, answer: dict[str, Any], request: Request) -> Answer
     """The answer, broken in the way of `fault`."""
     choice = answer["choices"][0]
     if fault == "429":
-        return Answer(429, b'{"error": {"message": "slow down"}}', {"Retry-After": "0.05"})
+        said = {"error": {"message": f"slow down, {request.headers['authorization']}"}}
+        return Answer(429, json.dumps(said).encode(), {"Retry-After": "0.05"})
     if fault == "500":
-        return Answer(500, b"<html>Internal Server Error</html>")
+        return Answer(500, f"<html>Internal Server Error: {request.headers}</html>".encode())
     if fault == "reset":
         request.transport.abort()
         return None

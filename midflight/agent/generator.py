@@ -1,7 +1,7 @@
 """The generator answers from memory, and says which turns support each statement.
 
-Invariant: a claim names only turns that exist and sources that their results hold; a text that is not in the format is
-an empty answer, not a guess.
+Invariant: a claim names only turns that called a tool and sources that their results hold; a text that is not in the
+format is an empty answer, not a guess.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANSWER: /[^ \\t\\r\\n][^\\r\\n]*/
 """
 MOST_SHOWN = 200
 """Characters of a text that holds no answer."""
-_ANSWER = re.compile(r"^Answer: (\S[^\n]*)$", re.MULTILINE)
+_ANSWER = re.compile(r"^Answer: (\S[^\n]*)(\n?)", re.MULTILINE)
 _MARK = re.compile(r"\s*\[turn (\d{1,9})(?:: ([^\s\[\]]{1,500}))?\]")
 _CLAIM = ("text", "turns", "sources")
 _SCHEMA = object_schema(
@@ -121,38 +121,38 @@ class LLMGenerator:
         grammar = GENERATOR_GRAMMAR if structure == "grammar" else None
         schema = _SCHEMA if structure == "json" else None
         generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar, schema))
-        results = {turn.index: turn.result.text for turn in memory.turns}
-        cut = generation.finish_reason is FinishReason.LENGTH
-        if structure == "json":
-            answer = parse_json_answer(generation, results)
-        else:
-            text = generation.text
-            answer = parse_answer(text[: text.rfind("\n") + 1] if cut else text, results)  # the cut line is none
+        called = [turn for turn in memory.turns if turn.call is not None and turn.call.tool != FINISH]
+        results = {turn.index: turn.result.text for turn in called}
+        answer = (parse_json_answer if structure == "json" else parse_answer)(generation, results)
         if answer.text:
             return Generated(answer, generation)
+        cut = generation.finish_reason is FinishReason.LENGTH
         wrote = f"{'cut off by max_tokens, ' if cut else ''}{cut_middle(one_line(generation.text), MOST_SHOWN)!r}"
         return Generated(answer, generation, f"the generator's text holds no answer in its format: {wrote}")
 
 
-def parse_answer(text: str, results: Mapping[int, str]) -> Answer:
-    """The answer on the only `Answer: ` line of `text`, an empty one if there is not exactly one such line.
+def parse_answer(generation: Generation, results: Mapping[int, str]) -> Answer:
+    """The answer on the `Answer: ` line of a text; empty if that line is cut off or anything but blanks follows it.
 
-    Marks are taken out of the answer's text. Each sentence is a claim; its turns are those of its marks that
-    `results`, by turn, has, in order, each once; its sources those that the result of their turn holds.
+    What comes before the line is not looked at. Marks are taken out of the answer's text. Each sentence is a claim;
+    its turns are those of its marks that `results`, by turn, has, in order, each once; its sources those that the
+    result of their turn holds.
     """
-    lines = _ANSWER.findall(text)
-    if len(lines) != 1:
+    line = _ANSWER.search(generation.text)
+    if line is None or generation.text[line.end() :].strip():
+        return Answer("")
+    if generation.finish_reason is FinishReason.LENGTH and not line[2]:
         return Answer("")
     claims = []
-    for sentence in _SENTENCE_END.split(lines[0].strip()):
+    for sentence in _SENTENCE_END.split(line[1].strip()):
         marks = [(int(number), source) for number, source in _MARK.findall(sentence)]
         statement = _MARK.sub("", sentence).strip()
         if statement:
-            sources = [source for number, source in marks if source and source in results.get(number, "")]
+            sources = [source for number, source in marks if source and _holds(results.get(number, ""), source)]
             claims.append(
                 Claim(statement, _known((number for number, _ in marks), results), tuple(dict.fromkeys(sources)))
             )
-    return Answer(_MARK.sub("", lines[0]).strip(), tuple(claims))
+    return Answer(_MARK.sub("", line[1]).strip(), tuple(claims))
 
 
 def parse_json_answer(generation: Generation, results: Mapping[int, str]) -> Answer:
@@ -174,8 +174,14 @@ def _claim(value: object, results: Mapping[int, str]) -> Claim:
     if not fits or not all(type(turn) is int for turn in turns) or not all(isinstance(one, str) for one in sources):
         raise ValueError("a claim has other values")
     known = _known(turns, results)
-    held = [one for one in sources if one.strip() and any(one in results[turn] for turn in known)]
+    held = [one for one in sources if one.strip() and any(_holds(results[turn], one) for turn in known)]
     return Claim(text.strip(), known, tuple(dict.fromkeys(held)))
+
+
+def _holds(text: str, source: str) -> bool:
+    """Whether a source stands in a text by itself, not as part of a longer name or address."""
+    name = re.escape(source)  # first, as a search for a literal is the fast one
+    return re.search(rf"{name}(?<![\w.@-]{name})(?![/.?#&=%@~+-]{{0,9}}\w)", text) is not None
 
 
 def _known(turns: Iterable[int], results: Mapping[int, str]) -> tuple[int, ...]:

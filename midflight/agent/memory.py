@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Literal
 
-from midflight.agent.prompting import cut_middle, fenced, one_line
+from midflight.agent.prompting import cut_middle, fenced, field, one_line
 from midflight.agent.types import Action, ToolCall, ToolResult, Turn, Verdict
 from midflight.engines.base import PromptTooLong
 
@@ -143,7 +143,7 @@ def render_turn(
         lines += [
             f"Sub-goal: {one_line(action.sub_goal)}",
             f"Tool: {one_line(action.tool)}",
-            _field("Context", context),
+            field("Context", context),
         ]
         if call is not None and not folded and list(call.arguments.values()) not in ([action.context], []):
             lines.append(f"Arguments: {fit(json.dumps(dict(call.arguments), ensure_ascii=True, sort_keys=True))}")
@@ -173,10 +173,6 @@ def verdict_text(verdict: Verdict) -> str:
 
 def _call_line(tool: str, context: str) -> str:
     return f"{tool}: {context}" if context else tool
-
-
-def _field(name: str, text: str) -> str:
-    return f"{name}:\n{fenced(text)}" if len(text.splitlines()) > 1 else f"{name}: {one_line(text)}".rstrip()
 
 
 def _fold(text: str) -> str:

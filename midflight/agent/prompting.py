@@ -1,7 +1,8 @@
 """What the modules share when they ask an engine: templates, one-line text, fences and per-request seeds.
 
 Invariant: text that an engine or a tool produced is never substituted into a template; it enters a prompt only as
-a single line (`one_line`) or inside a fence (`fenced`), so it cannot start a line of ours or close its own fence.
+a single line (`one_line`) or inside a fence (`fenced`), so it cannot start a line of ours or close its own fence. The
+question, which is the user's, enters as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from string import Template
 
 from midflight.seeds import derive
 
-__all__ = ["cut_middle", "fenced", "one_line", "query_part", "request_seed", "template", "template_fault"]
+__all__ = ["cut_middle", "fenced", "field", "one_line", "query_part", "request_seed", "template", "template_fault"]
 
 _SECTION = re.compile(r"^\[(\w+)\]\n", re.MULTILINE)
 
@@ -84,6 +85,11 @@ def fenced(text: str) -> str:
     return f"{fence}\n{text}\n{fence}"
 
 
+def field(name: str, text: str) -> str:
+    """`text` under its name: behind it where it is a line, else fenced."""
+    return f"{name}:\n{fenced(text)}" if len(text.splitlines()) > 1 else f"{name}: {one_line(text)}".rstrip()
+
+
 def cut_middle(text: str, limit: int) -> str:
     """`text` if it has at most `limit` characters, else its two ends around a marker that counts what was cut."""
     if len(text) <= limit:
@@ -97,4 +103,4 @@ def query_part(text: str, analysis: str, single_line: bool = False) -> str:
     """The part of a prompt that states the question, with its analysis when there is one."""
     if single_line:
         text, analysis = one_line(text), one_line(analysis)
-    return f"Question: {text}\n" + (f"Analysis: {analysis}\n" if analysis else "")
+    return f"Question: {text}\n" + (f"{field('Analysis', analysis)}\n" if analysis else "")

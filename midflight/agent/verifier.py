@@ -14,7 +14,7 @@ from midflight.agent.memory import Memory, render_turn
 from midflight.agent.prompting import query_part, request_seed, template
 from midflight.agent.strict import object_schema, parse_fields
 from midflight.agent.types import Action, Query, Verdict
-from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
+from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.tools.base import ToolResult
 
 __all__ = ["LLMVerifier", "RuleVerifier", "VERIFIER_GRAMMAR", "Verification", "Verifier", "parse_verdict"]
@@ -29,6 +29,8 @@ _VERDICT = re.compile(
     r"Result: (?P<result>valid|invalid)\nMemory: (?P<memory>sufficient|insufficient)\n"
     r"Contradictions: (?P<contradictions>\S[^\n]*)\nReason: (?P<reason>\S[^\n]*)\n?"
 )
+_DENIAL = re.compile(r"(no|none|not|nothing|n/a)\b[^0-9]*", re.IGNORECASE)
+"""What is no contradiction, and not the word asked for either: it names no turn."""
 _FIELDS = {
     "result": ("valid", "invalid"),
     "memory": ("sufficient", "insufficient"),
@@ -136,11 +138,14 @@ def parse_verdict(generation: Generation, json: bool = False) -> Verdict:
             return unreadable
     else:
         match = _VERDICT.fullmatch(generation.text)
-        if match is None:
+        cut = generation.finish_reason is FinishReason.LENGTH and not generation.text.endswith("\n")
+        if match is None or cut:
             return unreadable
         fields = match.groupdict()
         said = fields["contradictions"].strip()
         contradictions = () if said.rstrip(".").lower() == "none" else (said,)
+    if any(_DENIAL.fullmatch(one.strip()) for one in contradictions):
+        return unreadable
     sufficient = fields["memory"] == "sufficient"
     return Verdict(
         stop=sufficient and not contradictions,

@@ -168,8 +168,7 @@ class AgentConfig(Section):
 
     def engine_key(self, module: str) -> str:
         """The key that gives a module its engine: its own, or the one for all."""
-        own = getattr(self, module).engine is not None or self.engine is None
-        return f"agent.{module}.engine" if own else "agent.engine"
+        return "agent.engine" if getattr(self, module).engine is None else f"agent.{module}.engine"
 
     @property
     def tools_engine(self) -> str | None:

@@ -50,9 +50,9 @@ def check_engines(recipe: Recipe, *, training: bool) -> None:
     used = {settings.engine for settings in models.values()} | tool_engines(recipe)
     for name in recipe.engines:
         if name not in used:
-            embeds = recipe.engines[name].api == "embeddings"
-            use = "agent.tool_options.read_url.embeddings" if embeds else "agent.engine"
-            raise IdleKey(f"engines.{name}", f"engines.{name}: nothing uses it", f"set {use}={name}, or remove it")
+            use = _use(recipe, name, training)
+            advice = f"set {use}={name}, or remove it" if use else "remove it"
+            raise IdleKey(f"engines.{name}", f"engines.{name}: nothing uses it", advice)
     for name, engine in recipe.engines.items():
         if engine.provider != "local" and engine.total_seconds >= recipe.agent.max_seconds:
             raise RecipeError(
@@ -63,6 +63,18 @@ def check_engines(recipe: Recipe, *, training: bool) -> None:
     _check_planner(recipe, training)
     _check_model_is_used(recipe, used)
     _check_budget(recipe)
+
+
+def _use(recipe: Recipe, name: str, training: bool) -> str | None:
+    """The key that would put an engine to use, where there is one that would not be refused for it."""
+    agent, engine = recipe.agent, recipe.engines[name]
+    models = agent.language_models
+    if engine.api == "embeddings":
+        return "agent.tool_options.read_url.embeddings"
+    if not training and any(module.engine is None for module in models.values()):
+        return "agent.engine"
+    fit = [module for module in models if not training or (module == "planner") == (engine.provider == "vllm")]
+    return f"agent.{fit[-1]}.engine" if fit else None
 
 
 def _check_engine(key: str, engine: EngineConfig) -> None:
@@ -159,9 +171,12 @@ def _check_only_the_planner(recipe: Recipe, name: str) -> None:
     if name in tool_engines(recipe):
         others.append("agent.tool_options.TOOL.engine")
     if others:
+        second = "name a second engine there"
+        if others[0] == "agent.engine":
+            second = f"set agent.planner.engine={name}, and agent.engine to a second engine"
         raise RecipeError(
-            f"{others[0]} = {name}: is the planner's, which draws from the weights under training; name a "
-            f"second engine there, with base_url and model as those of engines.{name} for the untrained model"
+            f"{others[0]} = {name}: is the planner's, which draws from the weights under training; {second}, with "
+            f"base_url and model as those of engines.{name} for the untrained model"
         )
 
 

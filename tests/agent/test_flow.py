@@ -345,6 +345,6 @@ def test_the_analysis_reaches_planner_verifier_and_generator() -> None:
     trajectory = asyncio.run(flow.run(PERU))
     assert trajectory.analysis == "Asks for a\ncount."
     assert user_parts(planner.requests[0])[0] == f"Question: {PERU.text}\nAnalysis: Asks for a count.\n"
-    assert "Analysis: Asks for a\ncount.\n" in prompt(verifier.requests[0])
-    assert "Analysis: Asks for a\ncount.\n" in prompt(generator.requests[0])
+    assert "Analysis:\n```\nAsks for a\ncount.\n```\n" in prompt(verifier.requests[0])
+    assert "Analysis:\n```\nAsks for a\ncount.\n```\n" in prompt(generator.requests[0])
     assert trajectory.answer == Answer("33 million.", (Claim("33 million.", (1,)),))

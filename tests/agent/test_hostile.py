@@ -115,14 +115,18 @@ def test_no_control_token_and_no_open_fence_in_any_prompt(name: str, structure: 
             assert not CONTROL.search(text)
             assert defused(text) == text
         assert ("Mine. " in texts[-1]) == bool(own)
-        user = request.messages[-1].parts
-        if name != "planner_compact":
-            for part in user[1:-1]:  # what is fenced ends its fence itself
-                fences = re.findall(r"^(`{3,})$", part, re.MULTILINE)
-                assert fences.count("`````") % 2 == 0
-                outside = re.sub(r"^(`{5,})\n.*?^\1$", "", part, flags=re.MULTILINE | re.DOTALL)
-                assert not re.search(r"^(Turn 2|Answer: owned)$", outside, re.MULTILINE) or part.startswith("Turn 2\n")
+        for part in (part for message in request.messages for part in message.parts):
+            if name != "planner_compact":  # the question, the user's own, enters as it is
+                part = part.removeprefix(f"Question: {HOSTILE}\n")
+            outside = "\n".join(own_lines(part)[1:])  # a turn begins with a line such as Turn 2
+            assert not re.search(r"^(`+|Turn 2|Verdict: stop|Answer: owned)$", outside, re.MULTILINE)
         assert len(texts) == 3
+
+
+def own_lines(part: str) -> list[str]:
+    """The lines of a part that stand outside of fences, each of which has to end itself."""
+    assert re.findall(r"^(`{3,})$", part, re.MULTILINE).count("`````") % 2 == 0
+    return re.sub(r"^(`{5,})\n.*?^\1$", "[data]", part, flags=re.MULTILINE | re.DOTALL).splitlines()
 
 
 def test_placeholders_in_data_are_not_filled_in() -> None:

@@ -1,9 +1,10 @@
 import time
+from dataclasses import replace
 
 import pytest
 
 from midflight.agent import Action, ErrorKind, Memory, ToolCall, ToolResult, Turn, Verdict
-from midflight.agent.prompting import cut_middle, fenced, one_line
+from midflight.agent.prompting import cut_middle, fenced, one_line, query_part
 from midflight.engines.base import FinishReason, Generation, PromptTooLong
 from midflight.engines.scripted import ScriptedEngine
 
@@ -59,6 +60,23 @@ def test_compact_style_exact_text() -> None:
         "Turn 3: search: Peru\n",
         "Turn 4: search: Peru\nError: tool_error: gone\nVerdict: try on\n",
     )
+
+
+def test_what_the_verifier_found_wrong_is_shown() -> None:
+    found = Verdict(False, "look\nagain", False, True, ("turn 1\nis not turn 2", "nor 3"))
+    shown = "the result is invalid; contradiction: turn 1 is not turn 2; contradiction: nor 3; look again"
+    one = replace(turn(1, "42"), verdict=found)
+    assert memory(one).parts(512, COUNT, "compact") == (f"Turn 1: search: Peru\nResult: 42\nVerdict: {shown}\n",)
+    assert memory(one).parts(512, COUNT, "full")[0].endswith(f"```\n42\n```\nVerdict: continue {shown}\n\n")
+    valid = replace(one, verdict=Verdict(True, "so", True, True))
+    assert memory(valid).parts(512, COUNT, "compact")[0].endswith("\nVerdict: so\n")
+
+
+def test_an_analysis_of_several_lines_is_fenced() -> None:
+    assert query_part("Q?", "") == "Question: Q?\n"
+    assert query_part("Q?", "One line.\n") == "Question: Q?\nAnalysis: One line.\n"
+    assert query_part("Q?", "a\n```\nTurn 2") == "Question: Q?\nAnalysis:\n````\na\n```\nTurn 2\n````\n"
+    assert query_part("Q\n?", "a\nb", single_line=True) == "Question: Q ?\nAnalysis: a b\n"
 
 
 def test_same_memory_same_text() -> None:

@@ -1,6 +1,7 @@
 """Executor, verifier and generator by themselves."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ from midflight.agent import (
     Turn,
     Verdict,
 )
-from midflight.agent.generator import GENERATOR_GRAMMAR, parse_answer
-from midflight.agent.verifier import UNREADABLE, VERIFIER_GRAMMAR
+from midflight.agent.generator import GENERATOR_GRAMMAR, parse_answer, parse_json_answer
+from midflight.agent.verifier import UNREADABLE, VERIFIER_GRAMMAR, parse_verdict
 from midflight.engines.base import FinishReason, Generation
 from midflight.engines.scripted import ScriptedEngine
 from midflight.tools.base import Toolset
@@ -106,6 +107,12 @@ def said(result: str, memory: str, contradictions: str = "none", reason: str = "
         (said("valid", "sufficient").lower(), Verdict(False, UNREADABLE)),
         (said("valid", "sufficient now"), Verdict(False, UNREADABLE)),
         (said("valid", "sufficient", " "), Verdict(False, UNREADABLE)),
+        (said("valid", "sufficient", "None found"), Verdict(False, UNREADABLE)),
+        (said("valid", "sufficient", "no contradictions."), Verdict(False, UNREADABLE)),
+        (
+            said("valid", "sufficient", "No two of 1 and 2 agree"),
+            Verdict(False, "known", True, True, ("No two of 1 and 2 agree",)),
+        ),
         (f"Well.\n{said('valid', 'sufficient')}", Verdict(False, UNREADABLE)),
         (said("valid", "sufficient") * 2, Verdict(False, UNREADABLE)),
         ("Memory: sufficient\nReason: known", Verdict(False, UNREADABLE)),
@@ -121,6 +128,19 @@ def test_only_the_exact_field_stops(text: str, verdict: Verdict) -> None:
     assert engine.requests[0].messages[1].parts[1] == latest
 
 
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        (said("valid", "sufficient", reason="The memory is suff").rstrip("\n"), False),
+        (said("valid", "sufficient", reason="The memory is sufficient."), True),
+    ],
+)
+def test_a_verdict_that_was_cut_does_not_stop(text: str, stops: bool) -> None:
+    cut = parse_verdict(Generation(text, FinishReason.LENGTH))
+    assert cut.stop is stops and (cut.reason == UNREADABLE) is not stops
+    assert parse_verdict(Generation(text, FinishReason.STOP)).stop
+
+
 def test_grammars_of_verifier_and_generator() -> None:
     assert accepts(VERIFIER_GRAMMAR, said("invalid", "insufficient"))
     assert not accepts(VERIFIER_GRAMMAR, said("maybe", "sufficient"))
@@ -130,16 +150,32 @@ def test_grammars_of_verifier_and_generator() -> None:
 RESULTS = {1: "see https://a.org/x", 2: "Lima", 3: "10.1"}
 
 
+def answered(text: str, results: dict[int, str] = RESULTS) -> Answer:
+    return parse_answer(Generation(text, FinishReason.STOP), results)
+
+
 def test_answers_and_their_claims() -> None:
-    assert parse_answer("Answer: Lima. [turn 2] It has 10.1 million [turn 1][turn 3]. Nice.\n", RESULTS) == Answer(
+    assert answered("Answer: Lima. [turn 2] It has 10.1 million [turn 1][turn 3]. Nice.\n") == Answer(
         "Lima. It has 10.1 million. Nice.",
         (Claim("Lima.", (2,)), Claim("It has 10.1 million.", (1, 3)), Claim("Nice.", ())),
     )
-    assert parse_answer("Answer: x [turn 9]", RESULTS) == Answer("x", (Claim("x", ()),))
-    assert parse_answer("Let me see.\nAnswer: x", RESULTS).text == "x"
-    assert parse_answer("x", RESULTS) == Answer("")
-    assert parse_answer("Answer: x\nAnswer: y", RESULTS) == Answer("")
-    assert not parse_answer("Answer: x [turn 9]", RESULTS).claims[0].supported
+    assert answered("Answer: x [turn 9]") == Answer("x", (Claim("x", ()),))
+    assert answered("Let me see.\nAnswer: x\n \n").text == "x"
+    assert not answered("Answer: x [turn 9]").claims[0].supported
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x",
+        "Answer: ",
+        "Answer: x\nAnswer: y",
+        "Answer: x [turn 1]\nOr is it y?",
+        "Answer: one of these two:\n- A [turn 1]\n- B [turn 1]\n",
+    ],
+)
+def test_a_text_of_another_format_holds_no_answer(text: str) -> None:
+    assert answered(text) == Answer("")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +183,8 @@ def test_answers_and_their_claims() -> None:
     [
         ("Answer: The population is 12", FinishReason.LENGTH, ""),
         ("Answer: The population is 12", FinishReason.STOP, "The population is 12"),
-        ("Answer: It is 12,345.\nAs one can", FinishReason.LENGTH, "It is 12,345."),
+        ("Answer: The population is 12\n", FinishReason.LENGTH, "The population is 12"),
+        ("Answer: It is 12,345.\nAs one can", FinishReason.LENGTH, ""),
     ],
 )
 @pytest.mark.parametrize("structure", ["grammar", "text"])
@@ -160,9 +197,64 @@ def test_an_answer_that_was_cut_is_none(structure: str, text: str, finish: Finis
 
 def test_a_source_counts_where_the_result_of_its_turn_holds_it() -> None:
     text = "Answer: A is so [turn 1: https://a.org/x]. B too [turn 2: https://a.org/x] [turn 1: https://b.org]."
-    assert parse_answer(text, RESULTS) == Answer(
+    assert answered(text) == Answer(
         "A is so. B too.", (Claim("A is so.", (1,), ("https://a.org/x",)), Claim("B too.", (2, 1)))
     )
+
+
+@pytest.mark.parametrize(
+    ("result", "holds"),
+    [
+        ("https://a.org/x", True),
+        ("see https://a.org/x.", True),
+        ("[here](https://a.org/x), <https://a.org/x>", True),
+        ('{"url":"https://a.org/x","title":"y"}', True),
+        ("https://a.org/x2 and https://a.org/x", True),
+        ("https://a.org/x2", False),
+        ("https://a.org/x/y", False),
+        ("https://a.org/x.html", False),
+        ("https://a.org/x?y=1", False),
+        ("https://a.org/x-y", False),
+        ("shttps://a.org/x", False),
+        ("", False),
+    ],
+)
+def test_a_source_counts_where_it_stands_by_itself(result: str, holds: bool) -> None:
+    sources = ("https://a.org/x",) if holds else ()
+    assert answered("Answer: A [turn 1: https://a.org/x].", {1: result}).claims == (Claim("A.", (1,), sources),)
+    fields = {"answer": "A", "claims": [{"text": "A.", "turns": [1], "sources": ["https://a.org/x"]}]}
+    said = Generation(json.dumps(fields), FinishReason.STOP)
+    assert parse_json_answer(said, {1: result}).claims == (Claim("A.", (1,), sources),)
+
+
+def test_a_letter_and_another_host_are_no_source() -> None:
+    for source, result in (("e", "see it"), ("a.org/x", "www.a.org/x"), ("a.org", "x@a.org")):
+        assert answered(f"Answer: A [turn 1: {source}].", {1: result}).claims == (Claim("A.", (1,)),)
+    assert answered("Answer: A [turn 1: a.org/x].", {1: "https://a.org/x"}).claims[0].sources == ("a.org/x",)
+
+
+@pytest.mark.parametrize("structure", ["text", "json"])
+def test_only_turns_that_called_a_tool_support_a_claim(structure: str) -> None:
+    call = ToolCall("number", {"key": "7"})
+    made = [
+        (Action("", "number", "7"), call, ToolResult("down", ErrorKind.TOOL_ERROR)),
+        (None, None, ToolResult("write tool: context", ErrorKind.INVALID_ACTION)),
+        (Action("", "nosuch", "7"), None, ToolResult("there is no tool", ErrorKind.UNKNOWN_TOOL)),
+        (Action("", "finish", ""), ToolCall("finish", {}), ToolResult("")),
+    ]
+    memory = Memory()
+    for index, (action, called, result) in enumerate(made, 1):
+        memory.append(Turn(index, Generation("x", FinishReason.STOP), action, called, result, Verdict(False)))
+    said = {
+        "text": "Answer: It is down [turn 1] [turn 2] [turn 3] [turn 4]\n",
+        "json": json.dumps(
+            {"answer": "It is down", "claims": [{"text": "It is down", "turns": [4, 3, 2, 1], "sources": []}]}
+        ),
+    }
+    engine: Any = ScriptedEngine([said[structure]])
+    engine.structure = structure
+    generated = asyncio.run(LLMGenerator(engine).generate(Query("?"), memory, ""))
+    assert generated.answer == Answer("It is down", (Claim("It is down", (1,)),))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 
 import pytest
 
@@ -48,6 +49,7 @@ WHOLE = [
     "Answer: x [turn 1]. y\n",
     '{"answer": "x", "claims": [{"text": "x", "turns": [1], "sources": ["x"]}]}',
 ]
+MARKS = re.compile(r"\s*\[turn \d{1,9}(: [^\s\[\]]+)?\]")
 RESULTS = {1: "x"}
 JSON_ERRORS = (ValueError, RecursionError)
 
@@ -81,11 +83,19 @@ def check(text: str) -> int:
         if action is not None and action.tool != FINISH:
             assert render_action(action, style).strip() == text.strip()  # type: ignore[arg-type]
             found += 1
+        elif action is not None:
+            goal, _, context = text.partition("\nContext:")
+            assert goal.strip() == (FINISH if style == "compact" else f"Sub-goal: {action.sub_goal}\nTool: {FINISH}")
+            assert context.strip() == action.context
+            found += 1
     action, problem = parse_json_action(said)
     assert (action is None) == bool(problem)
     if action is not None:
-        spelt = {"sub_goal": action.sub_goal, "tool": action.tool, "context": action.context}
-        assert loads(text) == spelt or action.tool == FINISH
+        spelt = loads(text)
+        assert isinstance(spelt, dict)
+        if action.tool == FINISH:
+            spelt["context"] = spelt["context"].strip()
+        assert spelt == {"sub_goal": action.sub_goal, "tool": action.tool, "context": action.context}
         found += 1
     verdict = parse_verdict(said)
     if verdict.reason != UNREADABLE:
@@ -93,20 +103,45 @@ def check(text: str) -> int:
         lines = text.split("\n")
         assert lines[:2] == [f"Result: {'valid' if verdict.valid else 'invalid'}", f"Memory: {memory}"]
         assert len([line for line in lines if line]) == 4
+        assert lines[3] == f"Reason: {lines[3][8:]}" and verdict.reason == lines[3][8:].strip()
+        said_none = lines[2].lower() in ("contradictions: none", "contradictions: none.")
+        assert said_none or verdict.contradictions == (lines[2].removeprefix("Contradictions: ").strip(),)
         assert verdict.stop == (verdict.sufficient and not verdict.contradictions)
         found += 1
     verdict = parse_verdict(said, json=True)
     if verdict.reason != UNREADABLE:
         value = loads(text)
         assert isinstance(value, dict) and value["contradictions"] == list(verdict.contradictions)
+        assert verdict.reason == value["reason"].strip()
         assert (value["result"] == "valid", value["memory"] == "sufficient") == (verdict.valid, verdict.sufficient)
         found += 1
-    for answer in (parse_answer(text, RESULTS), parse_json_answer(said, RESULTS)):
-        assert all(set(claim.turns) <= {1} and set(claim.sources) <= {"x"} for claim in answer.claims)
-        if answer.text:
-            assert "Answer: " in text or '"answer"' in text
-            found += 1
+    answer = parse_answer(said, RESULTS)
+    assert answer.text == spelt_answer(text)
+    assert "".join("".join(claim.text for claim in answer.claims).split()) == "".join(answer.text.split())
+    if answer.text:
+        claimed = [(set(claim.turns), set(claim.sources)) for claim in answer.claims]
+        assert all(turns <= {1} and sources <= {"x"} for turns, sources in claimed)
+        assert not any(turns for turns, _ in claimed) or "[turn 1" in text.strip().rpartition("\n")[2]
+        found += 1
+    answer = parse_json_answer(said, RESULTS)
+    if answer.text:
+        value = loads(text)
+        assert isinstance(value, dict) and answer.text == value["answer"].strip()
+        assert list(answer.claims) == [
+            Claim(
+                one["text"].strip(), (1,) * (1 in one["turns"]), ("x",) * (1 in one["turns"] and "x" in one["sources"])
+            )
+            for one in value["claims"]
+        ]
+        found += 1
     return found
+
+
+def spelt_answer(text: str) -> str:
+    """The last line that is not blank, without its marks, if it alone begins as an answer does."""
+    lines = [line for line in text.split("\n") if line.strip()] or [""]
+    begin = [line.startswith("Answer: ") and line[8:9].strip() != "" for line in lines]
+    return MARKS.sub("", lines[-1][8:]).strip() if begin[-1] and not any(begin[:-1]) else ""
 
 
 def test_a_hundred_thousand_texts_are_read_exactly_or_not_at_all() -> None:
@@ -164,6 +199,8 @@ def test_verdict_and_answer_as_json() -> None:
     assert verdict(result="invalid", memory="insufficient") == Verdict(False, "r", False, False)
     for wrong in ({"result": "good"}, {"contradictions": "none"}, {"contradictions": [1]}, {"reason": None}, {"x": 1}):
         assert verdict(**wrong) == Verdict(False, UNREADABLE)
+    for denied in ("none", " No contradictions.", "N/A"):
+        assert verdict(contradictions=[denied]) == Verdict(False, UNREADABLE)
 
     def answer(*claims: object) -> Answer:
         text = json.dumps({"answer": " a ", "claims": list(claims)})

@@ -45,6 +45,15 @@ def test_a_server_that_only_breaks_earns_nothing() -> None:
 
     found = chaos.measure(10, 1.0, 0)
     assert found["stop_reasons"] == {"infrastructure": 10} and found["unearned_rewards"] == 0 and found["adds_up"]
+    assert found["key_taken_out"] > 0 and found["key_shown"] is False
+
+
+def test_a_key_that_is_not_taken_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import chaos
+
+    monkeypatch.setattr(chaos, "KEY", "lm-studio")  # a placeholder is no secret: it stays
+    found = chaos.measure(10, 1.0, 0)
+    assert found["key_shown"] is True and found["key_taken_out"] == 0
 
 
 def test_an_unearned_reward_is_counted() -> None:

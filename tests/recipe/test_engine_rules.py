@@ -61,7 +61,7 @@ def test_modules_share_an_engine_by_name(recipe: Path) -> None:
         ),
         (
             "engines.other={provider: local, model: smollm2-135m}",
-            "engines.other: nothing uses it; set agent.engine=other, or remove it",
+            "engines.other: nothing uses it; set agent.generator.engine=other, or remove it",
         ),
         (
             "engines.Big={provider: local, model: smollm2-135m}",
@@ -140,6 +140,11 @@ def test_what_cannot_train_is_refused_as_planner_in_training_alone(recipe: Path)
         "and eval take it as it is)"
     )
     load_recipe(str(recipe), ["agent.planner.engine=null"])
+    litellm = "engines.judge={provider: litellm, model: openai/m}"
+    load_recipe(str(recipe), [litellm], training=False)
+    assert refused(recipe, litellm, training=True).startswith(
+        "agent.planner.engine = judge: provider litellm gives no token ids and no log-probs"
+    )
     local = ["engines.judge={provider: local, model: smollm2-135m}", "agent.verifier.engine=judge"]
     assert refused(recipe, *local, training=True) == (
         "agent.planner.engine = judge: training trains the recipe's model; set agent.planner.engine=null and "
@@ -166,9 +171,11 @@ def test_a_vllm_planner_trains_without_truncation(recipe: Path) -> None:
             "engine there, with base_url and model as those of engines.judge for the untrained model"
         )
         load_recipe(str(recipe), [served, *overrides], training=False)
-    assert "set agent.planner.top_p=1 and agent.planner.top_k=0" in refused(
-        recipe, served, "agent.planner.top_p=0.9", training=True
-    )
+    for cut in ("agent.planner.top_p=0.9", "agent.planner.top_k=5"):
+        assert "set agent.planner.top_p=1 and agent.planner.top_k=0" in refused(
+            recipe, served, *apart, cut, training=True
+        )
+        load_recipe(str(recipe), [served, *apart, cut], training=False)
     assert refused(recipe, f"{served[:-1]}, structured: grammar}}") == (
         "engines.judge.structured = grammar: does nothing with provider vllm; remove it"
     )
@@ -223,6 +230,41 @@ def test_one_key_names_the_engine_of_all_modules_that_name_none(recipe: Path) ->
     agent = load_recipe(str(recipe), own, training=False).agent
     assert (agent.planner_engine, agent.tools_engine) == ("judge", "other")
     assert load_recipe(str(recipe), ["agent.planner.engine=null"], training=False).agent.planner_engine is None
+
+
+UNNAMED = SERVED.replace("engine: judge, ", "").replace(", engine: judge", "")
+SAMPLER = "sampler: {provider: vllm, model: m, base_url: 'http://h/v1', tokenizer: smollm2-135m}"
+
+
+def test_what_is_said_of_engines_in_training_leads_to_a_recipe_that_trains(recipe: Path) -> None:
+    text = UNNAMED.replace("agent:\n", f"  {SAMPLER}\nagent:\n  engine: sampler\n")
+    recipe.write_text(text)
+    assert refused(recipe, training=True) == (
+        "engines.judge: nothing uses it; set agent.generator.engine=judge, or remove it"
+    )
+    used = text.replace("generator: {", "generator: {engine: judge, ")
+    recipe.write_text(used)
+    assert refused(recipe, training=True) == (
+        "agent.engine = sampler: is the planner's, which draws from the weights under training; set "
+        "agent.planner.engine=sampler, and agent.engine to a second engine, with base_url and model as those of "
+        "engines.sampler for the untrained model"
+    )
+    recipe.write_text(used.replace("engine: sampler", "engine: judge"))
+    assert refused(recipe, training=True) == (
+        "engines.sampler: nothing uses it; set agent.planner.engine=sampler, or remove it"
+    )
+    load_recipe(str(recipe), ["agent.planner.engine=sampler"])
+
+
+def test_an_engine_that_nothing_uses_is_told_a_place_that_takes_it(recipe: Path) -> None:
+    recipe.write_text(UNNAMED)
+    for training, advice in (
+        (False, "set agent.engine=judge, or remove it"),
+        (True, "set agent.generator.engine=judge"),
+    ):
+        assert refused(recipe, training=training).startswith(f"engines.judge: nothing uses it; {advice}")
+    recipe.write_text(UNNAMED.replace("verifier: {kind: llm", "verifier: {kind: rule").replace("llm", "last_result"))
+    assert refused(recipe, training=True) == "engines.judge: nothing uses it; remove it"
 
 
 def test_what_is_wrong_with_the_engine_of_all_names_its_key(recipe: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from midflight.agent.types import StopReason
 from midflight.errors import TrainingStopped, UserError
 from midflight.recipe import RecipeError
 from midflight.store import RunFolder, Store, read_metrics
@@ -104,7 +105,7 @@ def test_stragglers_are_cut_off_and_counted(model: Path, tmp_path: Path) -> None
     with Store(RunFolder(tmp_path / "run").store) as store:
         (known,) = store.runs()
         for one in store.trajectories(known.id):
-            assert (one.reward is None) == one.trajectory.stop_reason.lost
+            assert (one.reward is None) == (one.trajectory.stop_reason is StopReason.CANCELLED)
 
 
 def test_what_the_server_lacks_is_said_before_anything_is_loaded(server: str, model: Path, tmp_path: Path) -> None:
