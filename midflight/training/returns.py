@@ -116,7 +116,7 @@ def weighted_rows(
     """The rows that train, with advantage and weight. The denominators, over groups whose advantages are not all zero:
 
     - `trajectory`: 1 / (groups * G * T_i * |a|), G the scored trajectories of the group (Flow-GRPO, arXiv 2510.05592);
-    - `turn`: 1 / (turns * |a|);
+    - `turn`: 1 / (turns * |a|), of turns with a token that was drawn freely;
     - `token`: 1 / tokens (DAPO, arXiv 2503.14476).
 
     Masked trajectories count in the denominators.

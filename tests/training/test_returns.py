@@ -85,6 +85,14 @@ def test_groups_without_signal_give_no_rows_and_do_not_count(weighting):
     assert carries_signal(live, PLAIN) and not carries_signal(dead, PLAIN)
 
 
+def test_a_group_of_one_outcome_trains_where_the_baseline_is_the_batchs():
+    groups = [Group(TASK, (trajectory([3]), trajectory([3])), (reward, reward)) for reward in (1.0, 0.0)]
+    chosen = settings(advantage="reinforce_pp")
+    assert [row.advantage for row in trained(groups, chosen)] == [1.0, 1.0, -1.0, -1.0]
+    assert [row.weight for row in trained(groups, chosen)] == [1 / (2 * 2 * 2)] * 4
+    assert trained(groups) == []
+
+
 def test_a_trajectory_ended_by_infrastructure_is_left_out_of_the_group():
     lost = trajectory([3], StopReason.INFRASTRUCTURE)
     group = Group(TASK, (trajectory([3]), lost, trajectory([3]), trajectory([3])), (1.0, None, 0.0, 0.0))
@@ -142,6 +150,23 @@ def test_an_overlong_trajectory_is_kept_masked_or_penalised():
     assert [(row.advantage, row.trajectory, row.weight) for row in masked] == [(1.0, 1, 1 / 8), (-1.0, 3, 1 / 8)]
     penalised = settings(overlong="penalise", overlong_penalty=2.0, advantage="dr_grpo")
     assert [row.advantage for row in trained([group], penalised)] == [-0.5, 1.5, -1.5, 0.5]
+
+
+@pytest.mark.parametrize(("weighting", "weight"), [("trajectory", 1 / 8), ("turn", 1 / 10), ("token", 1 / 10)])
+def test_one_turn_that_was_cut_off_makes_a_trajectory_overlong_and_it_counts_in_the_denominators(weighting, weight):
+    cut = trajectory([3, 3])
+    last = replace(cut.turns[1].generation, finish_reason=FinishReason.LENGTH)
+    cut = replace(cut, turns=(cut.turns[0], replace(cut.turns[1], generation=last)))
+    full = trajectory([3])
+    group = Group(TASK, (cut, full, full, full), (0.0, 1.0, 1.0, 0.0))
+    masked = trained([group], settings(overlong="mask", weighting=weighting))
+    assert [row.trajectory for row in masked] == [1, 2, 3]
+    assert [row.weight for row in masked] == pytest.approx([weight] * 3)
+
+
+def test_turns_without_a_choice_do_not_count_among_turns():
+    group = Group(TASK, (trajectory([1, 3]), trajectory([3])), (1.0, 0.0))
+    assert [row.weight for row in trained([group], settings(weighting="turn"))] == [1 / (2 * 2)] * 2
 
 
 def test_gigpo_places_advantages_on_turns_by_their_prompts():
