@@ -187,3 +187,26 @@ def test_kl_in_the_reward_is_a_cost_of_the_turn():
     placed = advantages([group], chosen, rows)
     assert placed == [[pytest.approx([-0.15]), pytest.approx([0.15])]]
     assert advantages([group], settings(advantage="dr_grpo"), rows) == [[[0.0], [0.0]]]
+
+
+@pytest.mark.parametrize("advantage", ["flow_grpo", "turn_normalised", "reinforce_pp"])
+def test_kl_in_the_reward_is_not_scaled_to_full_strength_where_nothing_else_differs(advantage):
+    def scored(*rewards):
+        return Group(TASK, tuple(trajectory([3, 3]) for _ in rewards), rewards)
+
+    chosen = settings(kl_in="reward", kl_estimate="k1", kl_beta=0.001, advantage=advantage)
+
+    def of(*groups):
+        rows = {
+            place: replace(row, reference=tuple(value - 1e-6 * place.trajectory for value in row.logprobs))
+            for place, row in rows_of(groups).items()
+        }
+        return advantages(groups, chosen, rows)
+
+    assert of(scored(1.0, 1.0)) == [[[0.0, 0.0]] * 2]
+    live, alike = of(scored(1.0, 0.0), scored(1.0, 1.0))
+    assert live[0][0] > 0.5 > 0 > live[1][0]
+    if advantage == "reinforce_pp":  # it compares with the batch, which differs
+        assert alike[0] == pytest.approx([1 / 3**0.5] * 2, abs=1e-6) and alike[0] > alike[1]
+    else:
+        assert alike == [[0.0, 0.0]] * 2
