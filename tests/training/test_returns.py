@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of
+from hypothesis import strategies as st
 
 from midflight.agent.types import (
     Action,
@@ -21,6 +24,7 @@ from midflight.recipe.config import GigpoConfig, ShapingConfig, TrainingConfig
 from midflight.tasks.base import Task
 from midflight.training.returns import Place, advantages, carries_signal, rows_of, turn_kl, weighted_rows
 from midflight.training.rollouts import Group
+from tests.training import oracle
 
 TASK = Task("t", "Q?", "A")
 PLAIN = TrainingConfig()
@@ -73,6 +77,30 @@ def test_other_denominators(weighting, weights):
     rows = trained([group], settings(weighting=weighting))
     assert [row.weight for row in rows] == pytest.approx(weights)
     assert sum(row.weight * (len(row.ids) - 1) for row in rows) == pytest.approx(1.0)
+
+
+lengths = st.lists(st.integers(2, 5), min_size=1, max_size=3)
+"""Tokens of each turn, the last of them forced."""
+
+
+@settings_of(max_examples=20, deadline=None)
+@given(
+    batch=st.lists(st.lists(lengths, min_size=2, max_size=3), min_size=1, max_size=3),
+    weighting=st.sampled_from(["trajectory", "turn", "token"]),
+)
+def test_weights_equal_the_oracles(batch, weighting):
+    groups = [Group(TASK, tuple(map(trajectory, one)), (1.0, *[0.0] * (len(one) - 1))) for one in batch]
+    literal = [
+        [oracle.Trajectory(0.0, [oracle.Turn([oracle.Token(0.0, 0.0)] * (n - 1)) for n in path]) for path in one]
+        for one in batch
+    ]
+    expected = [
+        oracle.weight(literal, group, path, turn, weighting)
+        for group in literal
+        for path in group
+        for turn in path.turns
+    ]
+    assert [row.weight for row in trained(groups, settings(weighting=weighting))] == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("weighting", ["trajectory", "turn", "token"])
