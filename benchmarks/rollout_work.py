@@ -161,8 +161,8 @@ class Rollout:
         if wanted.family == "atlas":
             source = atlas_source(wanted.split, wanted.kinds)
         else:
-            source = ListSource(file_tasks(wanted))
-        stream = TaskStream(source, recipe.seed, recipe.training.curriculum)
+            source = ListSource(file_tasks(wanted), recipe.seed)
+        stream = TaskStream(source, recipe.seed, recipe.training.curriculum, recipe.training.most_queries)
         self.tasks = stream.draw(1, 0, recipe.training.queries_per_step)
 
     def engine(self) -> LocalEngine:

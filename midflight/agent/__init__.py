@@ -2,7 +2,7 @@
 
 from midflight.agent.actions import planner_grammar
 from midflight.agent.executor import DirectExecutor, Execution, Executor, LLMExecutor
-from midflight.agent.flow import AgentFlow
+from midflight.agent.flow import AgentFlow, NotReplayable
 from midflight.agent.generator import Generated, Generator, LastResultGenerator, LLMGenerator
 from midflight.agent.memory import Memory
 from midflight.agent.planner import Analyst, LLMAnalyst, LLMPlanner, Plan, Planner
@@ -42,6 +42,7 @@ __all__ = [
     "LLMVerifier",
     "LastResultGenerator",
     "Memory",
+    "NotReplayable",
     "Plan",
     "Planner",
     "Query",

@@ -31,9 +31,13 @@ from midflight.tools.scope import Scope
 if TYPE_CHECKING:
     from midflight.tools.base import Toolset
 
-__all__ = ["AgentFlow"]
+__all__ = ["AgentFlow", "NotReplayable"]
 
 T = TypeVar("T")
+
+
+class NotReplayable(ValueError):
+    """What a history's calls left to its tools cannot be made again; the message names the turn."""
 
 
 @dataclass
@@ -95,6 +99,7 @@ class AgentFlow:
         *,
         history: Sequence[Turn] = (),
         analysis: str | None = None,
+        on_difference: Callable[[Turn, ToolResult], None] | None = None,
     ) -> Trajectory:
         """Run one query to its end.
 
@@ -103,22 +108,33 @@ class AgentFlow:
         generator is not called. Cancelling the task itself raises `asyncio.CancelledError`, as everywhere.
 
         With `history` the run goes on behind these finished turns, with which the trajectory then begins; `on_turn` and
-        the time limit see only what is new. Behind a turn that ended its run, the answer alone is left to make.
-        `analysis` stands for the query's analysis, which is then not made again.
+        the time limit see only what is new. Calls of tools that hold something for a trajectory (a workspace) are made
+        again first, so that it is there; memory keeps the recorded results, and `on_difference` is called with each
+        turn whose call gave another one, and that one. Other tools are not called again. Behind a turn that ended its
+        run, the answer alone is left to make. `analysis` stands for the query's analysis, which is then not made again.
 
         Raises:
             ValueError: the turns of `history` are not numbered 1, 2, and so on.
+            NotReplayable: `history` has a call that the toolset does not know or take.
         """
         started = self.clock()
-        scope = Scope(calls_of(history))
+        again = self._to_replay(history)
+        replayed = {turn.index for turn, _ in again}
+        scope = Scope(calls_of(turn for turn in history if turn.index not in replayed))
         run = _Run(query, Memory(self.memory_tokens), self.toolset.scoped(scope), cancel, analysis or "")
         for turn in history:
             run.memory.append(turn)
         error = ""
         try:
-            async with scope, _limit(self.max_seconds, cancel) as limit:
-                stop_reason = await self._loop(run, on_turn, analyse=analysis is None)
-                error = run.problem
+            async with scope:
+                async with _limit(None, cancel) as limit:
+                    for turn, call in again:
+                        result = await self._replayed(run, call)
+                        if result != turn.result and on_difference is not None:
+                            on_difference(turn, result)
+                async with _limit(self.max_seconds, cancel) as limit:
+                    stop_reason = await self._loop(run, on_turn, analyse=analysis is None)
+                    error = run.problem
         except PromptTooLong as problem:
             stop_reason, error = StopReason.CONTEXT_OVERFLOW, str(problem)
         except InfrastructureError as problem:
@@ -171,6 +187,25 @@ class AgentFlow:
                 lambda: self.verifier.verify(query, action, execution.result, memory, run.analysis),
             )
         return _record(index, plan, execution, verification, self.clock() - started)
+
+    def _to_replay(self, history: Sequence[Turn]) -> list[tuple[Turn, ToolCall]]:
+        """The turns whose calls left something to their tools; see `run` for what is raised."""
+        found = []
+        for turn in history:
+            call = turn.call
+            if call is None or turn.result.error is ErrorKind.CALL_LIMIT:  # nothing was called
+                continue
+            if call.tool not in self.toolset or self.toolset.holds(call.tool):
+                problem = self.toolset.validate(call.tool, call.arguments)
+                if problem is not None:
+                    raise NotReplayable(f"the call of {call.tool} in turn {turn.index} cannot be made again: {problem}")
+                found.append((turn, call))
+        return found
+
+    async def _replayed(self, run: _Run, call: ToolCall) -> ToolResult:
+        tool = run.toolset.get(call.tool)
+        assert tool is not None, "_to_replay lets no other through"
+        return await self._retried("executor", lambda: tool.call(call.arguments, self.tool_seconds))
 
     def _stop_reason(self, turn: Turn) -> StopReason | None:
         if turn.action is not None and turn.action.tool == FINISH:
@@ -260,7 +295,7 @@ def _is_set(event: asyncio.Event | None) -> bool:
 
 
 @asynccontextmanager
-async def _limit(seconds: float, cancel: asyncio.Event | None) -> AsyncIterator[asyncio.Timeout]:
+async def _limit(seconds: float | None, cancel: asyncio.Event | None) -> AsyncIterator[asyncio.Timeout]:
     """A timeout that also expires as soon as `cancel` is set."""
     async with asyncio.timeout(seconds) as limit:
         watcher = asyncio.create_task(_expire(limit, cancel)) if cancel is not None else None

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from midflight.agent.types import Query, Trajectory, Turn
@@ -22,6 +23,7 @@ from midflight.evaluation.statistics import Estimate
 from midflight.seeds import derive
 from midflight.store.database import TrajectoryRecord
 from midflight.tasks.base import Task
+from midflight.tools.base import ToolResult
 
 CONFIDENCE = 0.95
 """Of a state's interval, and of all changes of a trajectory together."""
@@ -32,8 +34,18 @@ _ROUNDING = 1e-9
 class Resumable(Protocol):
     """What continuations need of an agent; `AgentFlow` is one."""
 
-    async def run(self, query: Query, *, history: Sequence[Turn], analysis: str | None) -> Trajectory:
-        """One trajectory that begins with `history`."""
+    async def run(
+        self,
+        query: Query,
+        *,
+        history: Sequence[Turn],
+        analysis: str | None,
+        on_difference: Callable[[Turn, ToolResult], None],
+    ) -> Trajectory:
+        """One trajectory that begins with `history`, and with what its calls left to their tools.
+
+        `on_difference` is told of each call that had to be made again for that and gave another result.
+        """
         ...
 
 
@@ -75,6 +87,8 @@ class TurnCredit:
     change: Change | None = None
     lost: int = 0
     """Continuations from before the turn that infrastructure failures ended: left out."""
+    differing: int = 0
+    """Continuations from behind the turn in which its call, made again, gave another result than the recorded one."""
 
     @property
     def group_change(self) -> float | None:
@@ -189,13 +203,18 @@ async def monte_carlo_credit(
     async def one(done: int, number: int) -> float | None:
         query = replace(made.query, seed=derive(seed, "credit", done, number))
         async with gate:
-            trajectory = await flow.run(query, history=made.turns[:done], analysis=made.analysis)
+            trajectory = await flow.run(query, history=made.turns[:done], analysis=made.analysis, on_difference=differs)
         reward = None
         if not trajectory.stop_reason.lost:
             reward = score(record.task, trajectory.answer.text if trajectory.answer else None)
         if on_done is not None:
             on_done(trajectory)
         return reward
+
+    differing: Counter[int] = Counter()
+
+    def differs(turn: Turn, result: ToolResult) -> None:
+        differing[turn.index] += 1
 
     try:
         async with asyncio.TaskGroup() as running:
@@ -206,10 +225,14 @@ async def monte_carlo_credit(
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     cheap = group_credit([*group, record])[record.id]
-    return turn_credits(cheap, [[job.result() for job in state] for state in jobs])
+    return turn_credits(cheap, [[job.result() for job in state] for state in jobs], differing)
 
 
-def turn_credits(cheap: TrajectoryCredit, states: Sequence[Sequence[float | None]]) -> TrajectoryCredit:
+def turn_credits(
+    cheap: TrajectoryCredit,
+    states: Sequence[Sequence[float | None]],
+    differing: Mapping[int, int] = MappingProxyType({}),
+) -> TrajectoryCredit:
     """`cheap` with the values that continuations give.
 
     The interval of a state is Wilson's at 95 %. That of a change is Newcombe's for the difference of two independent
@@ -220,6 +243,7 @@ def turn_credits(cheap: TrajectoryCredit, states: Sequence[Sequence[float | None
     Args:
         cheap: the trajectory's group estimates.
         states: the rewards of the continuations from before each turn; None for one lost to infrastructure.
+        differing: by turn, continuations in which its call gave another result than the recorded one.
     """
     rewards = [[reward for reward in state if reward is not None] for state in states]
     proportions = all(0.0 <= reward <= 1.0 for state in rewards for reward in (*state, cheap.reward))
@@ -237,6 +261,7 @@ def turn_credits(cheap: TrajectoryCredit, states: Sequence[Sequence[float | None
             after=values[place + 1],
             change=_change(wider[place], wider[place + 1]),
             lost=len(states[place]) - len(rewards[place]),
+            differing=differing.get(turn.turn, 0),
         )
         for place, turn in enumerate(cheap.turns)
     ]

@@ -14,6 +14,7 @@ from textwrap import fill
 from typing import Any
 
 from midflight import looping
+from midflight.agent import NotReplayable
 from midflight.agent.types import Turn
 from midflight.errors import UserError
 from midflight.evaluation.credit import Change, TrajectoryCredit, counted, group_credit, monte_carlo_credit
@@ -127,7 +128,8 @@ def credit_trajectory(run: Path, trajectory: int, how: Continuing | None, progre
         progress: where to show it.
 
     Raises:
-        UserError: no such run or trajectory, one without turns or reward, or the model cannot be loaded.
+        UserError: no such run or trajectory, one without turns or reward or whose calls cannot be made again, or the
+            model cannot be loaded.
     """
     if how is not None and how.continuations < 1:
         raise UserError(f"continuations = {how.continuations}: a state's value needs at least 1")
@@ -170,6 +172,8 @@ def _continued(
                     on_done=lambda _: bar.advance(),
                 )
             )
+    except NotReplayable as error:
+        raise UserError(f"trajectory {record.id}: cannot be continued: {error}; use --group-only") from error
     finally:
         built.close()
     done = Continuing(how.continuations, model, seed, how.tools)
@@ -213,9 +217,29 @@ def render_credit(credited: Credited) -> str:
         "",
         fill(_turning_point(credited), 110),
         "",
+        *(fill(line, 110, break_long_words=False, break_on_hyphens=False) for line in _differences(credited)),
     ]
     notes = (fill(note, 110, break_long_words=False, break_on_hyphens=False) for note in _notes(credited))
     return "\n".join([*lines, *notes])
+
+
+def _differences(credited: Credited) -> list[str]:
+    """The calls that gave another result when they were made again, and what that means."""
+    made, turns = credited.continued, credited.credit.turns
+    pairs = zip(turns, credited.actions(), strict=True)
+    found = [
+        f"turn {turn.turn} ({plain(action, 40)}): {turn.differing} of {made.continuations * (len(turns) - turn.turn)}"
+        for turn, action in pairs
+        if made is not None and turn.differing
+    ]
+    if not found:
+        return []
+    return [
+        "Not the recorded state: calls that were made again to restore what their tools hold gave another result than "
+        f"the recorded one, in {'; '.join(found)} continuations from behind the turn. Values after the first of these "
+        "turns are of the recorded memory with what the tools held then.",
+        "",
+    ]
 
 
 def _notes(credited: Credited) -> list[str]:

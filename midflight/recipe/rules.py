@@ -255,6 +255,17 @@ def _check_objective(training: TrainingConfig) -> None:
     for key in ("kl_estimate", "kl_in"):
         if changed(key) and training.kl_beta == 0:
             refuse(key, "kl_beta", "training.kl_beta=0.001")
+    if training.kl_in == "reward" and training.advantage == "gigpo":
+        raise RecipeError(
+            "training.kl_in = reward: training.advantage = gigpo would scale the KL of turns that else ended alike to "
+            "full strength; set training.kl_in=loss or another training.advantage"
+        )
+    if changed("importance_cap") and not changed("max_drift"):
+        raise RecipeError(
+            f"training.importance_cap = {training.importance_cap:g}: with training.max_drift = {training.max_drift:g} "
+            "the run stops before any weight differs from 1; set training.max_drift to the log-prob gap that is to be "
+            "corrected, as 0.5, or leave importance_cap out"
+        )
     clips = {"reinforce": ("clip_epsilon", "clip_epsilon_high", "dual_clip"), "cispo": ("dual_clip",)}
     for key in clips.get(training.loss, ()):
         if changed(key):

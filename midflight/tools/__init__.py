@@ -38,7 +38,7 @@ from midflight.tools.options import (
     to_install,
 )
 from midflight.tools.own import is_own, load_own
-from midflight.tools.scope import Scope, ScopedTool
+from midflight.tools.scope import Scope, ScopedTool, holds
 
 __all__ = [
     "BUILTIN",
@@ -308,5 +308,10 @@ def _missing(builtin: BuiltinTool, options: ToolOptions | None) -> str:
 
 
 def _limited(made: Tool, options: ToolOptions, context: ToolContext) -> Tool:
+    if options.cache_hours is not None and holds(made):
+        raise UserError(
+            f"agent.tool_options.{made.name}.cache_hours = {options.cache_hours:g}: {made.name} holds something for a "
+            "trajectory, which an answer from the cache would leave as it is; leave it out"
+        )
     made = HidingTool(made, context.keys) if context.keys else made
     return LimitedTool(made, options, context.cache_folder) if options.limits else made

@@ -18,7 +18,7 @@ from referencing.jsonschema import EMPTY_REGISTRY
 
 from midflight.errors import InfrastructureError as InfrastructureError
 from midflight.records import record
-from midflight.tools.scope import Scope, ScopedTool
+from midflight.tools.scope import Scope, ScopedTool, holds
 
 
 class ErrorKind(StrEnum):
@@ -178,6 +178,11 @@ class Toolset:
         for tool in self:
             if isinstance(tool, ClosableTool):
                 tool.close()
+
+    def holds(self, name: str) -> bool:
+        """Whether calls of tool `name` leave something that a trajectory's later calls go on from."""
+        tool = self._tools.get(name)
+        return tool is not None and holds(tool)
 
     def scoped(self, scope: Scope) -> Self:
         """The toolset of one trajectory: each tool that holds something for it gets `scope`."""

@@ -11,20 +11,17 @@ from typing import Any
 
 from midflight.redacting import redact_all, redact_cut
 from midflight.tools.base import ClosableTool, Tool, ToolResult
-from midflight.tools.scope import Scope, ScopedTool
+from midflight.tools.scope import Scope, ScopedTool, ToolAround
 
 
-class HidingTool:
+class HidingTool(ToolAround):
     """`tool` without `keys` in its description, parameters, results and errors."""
 
     def __init__(self, tool: Tool, keys: Sequence[str]) -> None:
-        self.tool, self._keys = tool, keys
+        super().__init__(tool)
+        self._keys = keys
         self.description = self._hidden(tool.description)
         self.parameters: dict[str, Any] = redact_all(tool.parameters, keys)
-
-    @property
-    def name(self) -> str:
-        return self.tool.name
 
     def scoped(self, scope: Scope) -> Tool:
         """See `ScopedTool`."""

@@ -25,7 +25,7 @@ from midflight.tools.base import ClosableTool, ErrorKind, InfrastructureError, T
 from midflight.tools.function import FunctionTool
 from midflight.tools.hiding import HidingTool
 from midflight.tools.options import ToolOptions
-from midflight.tools.scope import Scope, ScopedTool
+from midflight.tools.scope import Scope, ScopedTool, ToolAround
 
 FIRST_PAUSE = 0.5
 """Seconds before the first retry where the service names none; doubles with each."""
@@ -34,19 +34,16 @@ FIRST_PAUSE = 0.5
 _PROCESS = uuid.uuid4().hex
 
 
-class LimitedTool:
+class LimitedTool(ToolAround):
     """`tool` within the limits of `options`; the same to the planner."""
 
     def __init__(self, tool: Tool, options: ToolOptions, cache_folder: Path) -> None:
-        self.tool, self.options, self.cache_folder = tool, options, cache_folder
+        super().__init__(tool)
+        self.options, self.cache_folder = options, cache_folder
         self._scope: Scope | None = None
         self._said: list[str] = []
         self._rate = _Rate(options.calls_per_minute)
         self._origin = _origin(tool) if options.cache_hours is not None else []
-
-    @property
-    def name(self) -> str:
-        return self.tool.name
 
     @property
     def description(self) -> str:

@@ -55,3 +55,24 @@ class ScopedTool(Protocol):
 
     def scoped(self, scope: Scope) -> Tool:
         """The tool to call within `scope`; cheap, since every trajectory asks for every tool."""
+
+
+class ToolAround:
+    """A layer around `tool`, which holds for a trajectory what that one does."""
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+
+    @property
+    def name(self) -> str:
+        return self.tool.name
+
+
+def holds(tool: Tool) -> bool:
+    """Whether calls of `tool` may leave something in a trajectory's scope that its later calls go on from.
+
+    Counts of calls are not meant: those of a trajectory that goes on are known.
+    """
+    while isinstance(tool, ToolAround):
+        tool = tool.tool
+    return isinstance(tool, ScopedTool)

@@ -55,7 +55,8 @@ def flow_grpo(rewards_G: Sequence[float]) -> list[float]:
 def dr_grpo(rewards_G: Sequence[float]) -> list[float]:
     """A_i = R_i - mean R: no division by the std, which weighs easy and hard questions more (arXiv 2503.20783).
 
-    The paper also drops the division by length: `training.weighting: token`.
+    The paper also divides by a constant in place of the length; `training.weighting: token` divides by the batch's
+    tokens, so only within a batch does a token of a long answer weigh what one of a short answer does.
     """
     if not has_signal(rewards_G):
         return [0.0] * len(rewards_G)

@@ -1,11 +1,14 @@
-"""Where training questions come from: a generated family under a curriculum, or a list in shuffled passes.
+"""Where training questions come from: a generated family, or a list in passes; a curriculum weighs their kinds.
 
-Invariant: what step s draws depends only on the seed, s, the draw's number in the step and the curriculum's state.
+Invariant: what step s draws depends only on the seed, s, the draw's number in the step and the curriculum's state. So
+passes are kept by counting: a kind has had its share of all that could be drawn so far. They are whole while shares
+stay the same and every step draws all it may; one draw has no question twice before it has all of the kind.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,37 +25,58 @@ class Source(Protocol):
     @property
     def kinds(self) -> tuple[str, ...]: ...
 
-    def draw(self, kind: str, rng: random.Random) -> Task: ...
+    def draw(self, kind: str, rng: random.Random, number: int) -> Task:
+        """`number` counts what was drawn of the kind before."""
+        ...
 
 
 class ListSource:
-    """Questions from a list."""
+    """Questions from a list; each kind over and over, in one order that `seed` shuffles."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
         self._by_kind: dict[str, list[Task]] = {}
-        for task in tasks:
+        for task in random.Random(derive(seed, "order")).sample(tasks, len(tasks)):
             self._by_kind.setdefault(task.kind, []).append(task)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         return tuple(self._by_kind)
 
-    def draw(self, kind: str, rng: random.Random) -> Task:
-        return rng.choice(self._by_kind[kind])
+    def draw(self, kind: str, rng: random.Random, number: int) -> Task:
+        tasks = self._by_kind[kind]
+        return tasks[number % len(tasks)]
+
+
+class _Generated:
+    """The built-in family: every draw is new, by the randomness that it gets."""
+
+    def __init__(self, sampler: AtlasSampler) -> None:
+        self._sampler = sampler
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return self._sampler.kinds
+
+    def draw(self, kind: str, rng: random.Random, number: int) -> Task:
+        return self._sampler.draw(kind, rng)
 
 
 def atlas_source(split: str, kinds: Sequence[str] | None) -> Source:
-    """The built-in family as a source; `TaskStream` gives each draw its own randomness."""
-    return AtlasSampler(split, 0, kinds)  # type: ignore[arg-type]
+    """The built-in family as a source."""
+    return _Generated(AtlasSampler(split, 0, kinds))  # type: ignore[arg-type]
 
 
 @dataclass
 class TaskStream:
-    """Draws the questions of each step. `success` is the running success rate of each kind, the curriculum's state."""
+    """Draws the questions of each step. `success` is the running success rate of each kind, the curriculum's state.
+
+    `most` is how many a step may draw, with all refills.
+    """
 
     source: Source
     seed: int
     curriculum: CurriculumConfig | None
+    most: int
     success: dict[str, float] = field(default_factory=dict)
 
     def weights(self) -> dict[str, float]:
@@ -71,10 +95,13 @@ class TaskStream:
         total = sum(weights.values())
         rng = random.Random(derive(self.seed, "tasks", step, start))
         shift = rng.random()
+        before = (step - 1) * self.most + start
+        drawn: Counter[str] = Counter()
         tasks = []
         for index in range(count):
-            aim = (index + shift) / count * total
-            tasks.append(self.source.draw(_at(weights, aim), rng))
+            kind = _at(weights, (index + shift) / count * total)
+            tasks.append(self.source.draw(kind, rng, int(before * weights[kind] / total) + drawn[kind]))
+            drawn[kind] += 1
         rng.shuffle(tasks)
         return tasks
 

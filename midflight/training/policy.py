@@ -97,18 +97,17 @@ class Policy:
     @torch.no_grad()
     def merged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and value of every weight as a plain model has it, the adapter added in."""
-        skip: set[str] = set()
+        merged: set[str] = set()
         for name, module in self.causal.named_modules():
             if isinstance(module, LoraLayer):
-                layer: Any = module  # every LoRA layer of linear maps has the two methods; the base class has one
-                base = layer.get_base_layer()
-                yield f"{name}.weight", base.weight + layer.get_delta_weight(ADAPTER)
-                if getattr(base, "bias", None) is not None:
-                    yield f"{name}.bias", base.bias
-                skip.add(f"{name}.")
+                layer: Any = module  # of a linear map, or around a module of experts for one of its parameters
+                which = getattr(layer, "parameter_name", "weight")
+                weight = getattr(layer.get_base_layer(), which) + layer.get_delta_weight(ADAPTER)
+                merged.add(_plain(f"{name}.{which}"))
+                yield _plain(f"{name}.{which}"), weight
         for name, value in self.causal.state_dict().items():
-            if not any(name.startswith(prefix) for prefix in skip):
-                yield name, value
+            if _plain(name) not in merged and ".lora_" not in name:
+                yield _plain(name), value
 
     @torch.no_grad()
     def write(self, model: Any) -> None:
@@ -199,3 +198,8 @@ class Policy:
             tied = set(getattr(self.causal, "_tied_weights_keys", None) or ())
             if set(missing) - tied or unexpected:
                 raise ValueError(f"checkpoint {folder} does not fit the model: {missing[:1]} {unexpected[:1]}")
+
+
+def _plain(name: str) -> str:
+    """The name that a weight below LoRA layers has in a plain model."""
+    return name.replace(".base_layer", "")

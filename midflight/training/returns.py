@@ -60,7 +60,12 @@ def outcome(trajectory: Trajectory, reward: float, settings: TrainingConfig, kl:
 
 def carries_signal(group: Group, settings: TrainingConfig) -> bool:
     """Whether the group's trajectories can be told apart by what they earned."""
-    return has_signal([outcome(trajectory, reward, settings).total for trajectory, reward in group.scored])
+    return _differ([group], settings)
+
+
+def _differ(groups: Sequence[Group], settings: TrainingConfig) -> bool:
+    scored = [one for group in groups for one in group.scored]
+    return has_signal([outcome(trajectory, reward, settings).total for trajectory, reward in scored])
 
 
 def rows_of(groups: Sequence[Group]) -> dict[Place, Row]:
@@ -96,13 +101,18 @@ def turn_kl(row: Row, settings: TrainingConfig) -> float:
 
 
 def advantages(groups: Sequence[Group], settings: TrainingConfig, rows: dict[Place, Row] | None = None) -> list[Placed]:
-    """The advantage of every turn of every scored trajectory; `rows` bring the KL where it is part of the reward."""
+    """The advantage of every turn of every scored trajectory; `rows` bring the KL where it is part of the reward.
+
+    An estimator that divides by a std gets no KL where nothing else differs: it would scale rounding to +-1.
+    """
     outcomes: list[list[Outcome]] = []
     for g, group in enumerate(groups):
         outcomes.append([])
+        divided = {"dr_grpo": None, "rloo": None, "reinforce_pp": groups}.get(settings.advantage, [group])
+        costs_kl = divided is None or _differ(divided, settings)
         for i, (trajectory, reward) in enumerate(group.scored):
             kl = [0.0] * len(trajectory.turns)
-            if rows is not None and settings.kl_in == "reward":
+            if rows is not None and settings.kl_in == "reward" and costs_kl:
                 found = [rows.get(Place(g, i, t)) for t in range(len(trajectory.turns))]
                 kl = [0.0 if row is None or row.reference is None else turn_kl(row, settings) for row in found]
             outcomes[-1].append(outcome(trajectory, reward, settings, kl))
@@ -116,7 +126,7 @@ def weighted_rows(
     """The rows that train, with advantage and weight. The denominators, over groups whose advantages are not all zero:
 
     - `trajectory`: 1 / (groups * G * T_i * |a|), G the scored trajectories of the group (Flow-GRPO, arXiv 2510.05592);
-    - `turn`: 1 / (turns * |a|);
+    - `turn`: 1 / (turns * |a|), of turns with a token that was drawn freely;
     - `token`: 1 / tokens (DAPO, arXiv 2503.14476).
 
     Masked trajectories count in the denominators.

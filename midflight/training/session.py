@@ -44,7 +44,7 @@ from midflight.tools.base import Tool
 from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from midflight.training.drift import DriftError
 from midflight.training.policy import Policy, SyncError
-from midflight.training.step import GradientError, OutOfMemory, Updater, learning_rate
+from midflight.training.step import GradientError, OutOfMemory, Updater, is_out_of_memory, learning_rate
 
 if TYPE_CHECKING:
     from midflight.engines.vllm import VllmEngine
@@ -102,6 +102,11 @@ def conduct(session: Session, *, resume: bool, evaluate_ends: bool) -> TrainRepo
         if error.errno not in NO_ROOM:
             raise
         raise CannotWrite(Path(error.filename or session.folder.path), error) from error
+    except (MemoryError, RuntimeError) as error:  # beside the packs: rollouts, the optimizer's state, a sync
+        if not is_out_of_memory(error):
+            raise
+        problem = " ".join(str(error).split())[:160] or "the interpreter's own"
+        raise TrainingStopped(f"out of memory: {problem}; make room and go on with --resume") from error
     finally:
         session.close()
 

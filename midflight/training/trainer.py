@@ -92,7 +92,9 @@ class Trainer(Session):
             held_out = list(eval_tasks or ())
         else:
             held_out = listed_tasks(recipe.eval_tasks)
-        self.stream = TaskStream(_source(recipe, tasks), recipe.seed, recipe.training.curriculum)
+        training = recipe.training
+        source = _source(recipe, tasks)
+        self.stream = TaskStream(source, recipe.seed, training.curriculum, training.most_queries)
         super().__init__(recipe, recipe.training, run_dir, progress, tools, held_out)
 
     def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
@@ -194,10 +196,10 @@ class Trainer(Session):
 def _source(recipe: Recipe, tasks: Sequence[Task] | None) -> Source:
     wanted = recipe.train_tasks
     if tasks is not None:
-        return ListSource(tasks)
+        return ListSource(tasks, recipe.seed)
     if wanted.family == "atlas":
         return atlas_source(wanted.split, wanted.kinds)
-    return ListSource(file_tasks(wanted))
+    return ListSource(file_tasks(wanted), recipe.seed)
 
 
 def _stored(groups: Sequence[Group], step: int, placed: Sequence[Placed]) -> list[NewTrajectory]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import copy
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from midflight.agent import (
     AgentFlow,
@@ -19,6 +21,7 @@ from midflight.agent import (
 from midflight.engines.base import GenerateRequest, Sampling
 from midflight.engines.scripted import Script, ScriptedEngine
 from midflight.tools.base import Toolset
+from midflight.tools.scope import Scope
 
 
 @dataclass
@@ -48,6 +51,41 @@ class LookupTool:
         if isinstance(value, Exception):
             raise value
         return ToolResult(value) if isinstance(value, str) else value
+
+
+@dataclass
+class BoxTool:
+    """Holds one text for a trajectory: `put TEXT` puts it in, `see` gives it; `extra` is put behind each answer."""
+
+    name: str = "box"
+    description: str = "A box."
+    extra: str = ""
+    calls: list[str] = field(default_factory=list)
+    scope: Scope | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+
+    def scoped(self, scope: Scope) -> Self:
+        own = copy.copy(self)
+        own.scope = scope
+        return own
+
+    async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+        assert self.scope is not None
+        box = await self.scope.get("box", _box)
+        text = str(arguments["text"])
+        self.calls.append(text)
+        if text.startswith("put "):
+            box[:] = [text.removeprefix("put ")]
+            return ToolResult("done" + self.extra)
+        return ToolResult(box[0] + self.extra) if box else ToolResult("empty", ErrorKind.TOOL_ERROR)
+
+
+@asynccontextmanager
+async def _box() -> AsyncIterator[list[str]]:
+    yield []
 
 
 @dataclass

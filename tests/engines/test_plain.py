@@ -79,6 +79,24 @@ def recurrent() -> Any:
     return MambaForCausalLM(MambaConfig(**SIZES, state_size=4))
 
 
+def unpassed() -> Any:
+    """StableLM's layers hand nothing on to their attention, so it never sees a trunk; its packed tree is right."""
+    from transformers import StableLmConfig, StableLmForCausalLM
+
+    return StableLmForCausalLM(StableLmConfig(**SIZES, **{k: v for k, v in HEADS.items() if k != "head_dim"}))
+
+
+def latent() -> Any:
+    """DeepSeek's keys are wider than its values, and neither is as wide as its configuration says."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    heads = {k: v for k, v in HEADS.items() if k != "head_dim"} | {"num_key_value_heads": 2}
+    experts = {"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1}
+    ranks = {"topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16}
+    widths = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**SIZES, **heads, **experts, **ranks, **widths))
+
+
 def llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -91,6 +109,8 @@ OTHERS = {
     scaled: "its logits on a packed tree of tokens are off by ",
     biased: "",
     recurrent: "",
+    unpassed: "its logits behind a trunk are off by ",
+    latent: "it does not take a packed tree of tokens or a trunk (The expanded size of the tensor (8) must match",
 }
 
 

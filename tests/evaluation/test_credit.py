@@ -32,7 +32,7 @@ from midflight.rewards import score
 from midflight.seeds import derive
 from midflight.store import TrajectoryRecord
 from midflight.tasks.base import Task
-from tests.agent.doubles import LookupTool, compact_flow, user_parts
+from tests.agent.doubles import BoxTool, LookupTool, compact_flow, user_parts
 from tests.evaluation.build import trajectory, turn
 
 DOORS = Task("doors", "What is behind the door?", "gold")
@@ -139,6 +139,45 @@ def test_a_policy_that_always_wins_lost_all_with_the_one_wrong_turn() -> None:
     assert [value.change and value.change.mean for value in right.turns] == [0.0, 0.0, 0.0]
 
 
+def boxes(share: float, box: BoxTool | None = None) -> AgentFlow:
+    """Puts gold into the box; stone over it or, with probability `share`, looks at the map; then sees, and finishes."""
+
+    def act(request: GenerateRequest) -> str:
+        number = len(user_parts(request)) - 1
+        if number == 2:
+            return "look: map" if opened_left(request.sampling.seed, share) else "box: put stone"
+        return {1: "box: put gold", 3: "box: see", 4: "finish"}[number]
+
+    return compact_flow(act, box or BoxTool(), LOOK)[0]
+
+
+def one_box(share: float) -> TrajectoryRecord:
+    made = asyncio.run(boxes(share).run(Query(DOORS.question, DOORS.id, 1)))
+    assert made.answer is not None
+    return record(made, score(DOORS, made.answer.text))
+
+
+def test_what_a_tool_holds_is_in_the_state() -> None:
+    """The box decides: from each state a continuation has in it what the trajectory had put there."""
+    right = credited(boxes(1.0), one_box(1.0), n=16)
+    assert right.reward == 1.0 and right.turning_point is None
+    assert [value.before and value.before.mean for value in right.turns] == [1.0] * 4
+    wrong = credited(boxes(1.0), one_box(0.0), n=16)
+    assert wrong.reward == 0.0 and wrong.turning_point is wrong.turns[1]
+    assert [value.before and value.before.mean for value in wrong.turns] == [1.0, 1.0, 0.0, 0.0]
+    even = credited(boxes(0.5), one_box(1.0))
+    assert even.turning_point is even.turns[1]
+    means = [share_of_left(done, 64, 5) for done in (0, 1)]
+    assert [value.before and value.before.mean for value in even.turns] == [*means, 1.0, 1.0]
+    assert [value.differing for value in (*right.turns, *wrong.turns, *even.turns)] == [0] * 12
+
+
+def test_calls_that_gave_another_result_when_made_again_are_counted_by_turn() -> None:
+    found = credited(boxes(0.0, BoxTool(extra="!")), one_box(0.0), n=5)
+    assert [value.differing for value in found.turns] == [15, 10, 5, 0]
+    assert [value["differing"] for value in found.to_json()["turns"]] == [15, 10, 5, 0]
+
+
 def test_infrastructure_failures_are_left_out_and_counted() -> None:
     flow, n = doors(0.5, lost=0.3), 40
     found = credited(flow, one(flow, "left"), n=n, seed=1)
@@ -166,7 +205,7 @@ class Watched:
     most: int = 0
     begun: list[tuple[int, str | None, int | None, str]] = field(default_factory=list)
 
-    async def run(self, query: Query, *, history: Sequence[Turn], analysis: str | None) -> Trajectory:
+    async def run(self, query: Query, *, history: Sequence[Turn], analysis: str | None, **_: object) -> Trajectory:
         self.begun.append((len(history), analysis, query.seed, query.id))
         self.running += 1
         self.most = max(self.most, self.running)

@@ -28,7 +28,7 @@ from midflight.rewards import score
 from midflight.store import NewTrajectory, Store
 from midflight.tasks.base import Task
 from midflight.tools.base import ErrorKind
-from tests.agent.doubles import compact_flow, population, user_parts
+from tests.agent.doubles import BoxTool, compact_flow, population, user_parts
 from tests.evaluation.build import trajectory, turn
 
 PERU = Task("peru", "How many people live in Peru?", "32933835", kind="population")
@@ -91,6 +91,7 @@ class Builder:
         self.calls: list[tuple[Any, ...]] = []
         self.closed = self.running = self.most = 0
         self.down = False
+        self.tools: list[Any] = [population()]
 
     def flow(self) -> AgentFlow:
         def act(request: GenerateRequest) -> str | Exception:
@@ -99,7 +100,7 @@ class Builder:
                 return EngineError("down")
             return "finish" if "Turn 1" in done else "population: Peru"
 
-        return compact_flow(act, population(), retries=0)[0]
+        return compact_flow(act, *self.tools, retries=0)[0]
 
     def build_agent(self, recipe: Any, model: str, *, tools: Any, training: bool) -> Any:
         self.calls.append((recipe.seed, model, tools, training))
@@ -177,6 +178,45 @@ def test_lost_continuations_are_counted_and_what_they_leave_open_is_a_dash(
     assert first == ["1", "population:", "Chad", "17179740", "-", "0.00", "-", "0.33", "(3)", "-0.33"]
     assert second[:6] == ["2", "finish", "0.00", "[0.00,", "0.49]", "0.00"]
     assert "\n4 of 8 continuations ended in infrastructure failures and are left out.\n" in printed
+
+
+def with_box(folder: Path) -> None:
+    """Trajectory 9 puts something in a box, then asks for Peru."""
+    boxed = asyncio.run(
+        compact_flow(["box: put gold", "population: Peru", "finish"], BoxTool(), population())[0].run(Query("Q?"))
+    )
+    with Store(folder / "r/store.sqlite") as store:
+        store.add_trajectories(1, [new(boxed, 1.0, 2)])
+
+
+def test_a_state_that_was_not_restored_is_said(
+    folder: Path, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_box(folder)
+    command = ["credit", "9", "--run", "r", "--continuations", "4"]
+    builder.tools = [BoxTool(), population()]
+    assert run(command) == 0
+    assert "Not the recorded state" not in capsys.readouterr().out
+    builder.tools = [BoxTool(extra="!"), population()]
+    assert run(command) == 0
+    assert (
+        " Not the recorded state: calls that were made again to restore what their tools hold gave another result "
+        "than the recorded one, in turn 1 (box: put gold): 8 of 8 continuations from behind the turn. Values after the "
+        "first of these turns are of the recorded memory with what the tools held then. Before, after: "
+    ) in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_trajectory_whose_calls_cannot_be_made_again_is_refused(
+    folder: Path, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_box(folder)
+    assert run(["credit", "9", "--run", "r", "--continuations", "4"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.splitlines()[-1] == (
+        "midflight: trajectory 9: cannot be continued: the call of box in turn 1 cannot be made again: no tool named "
+        "'box'; valid names: population, finish; use --group-only"
+    )
+    assert run(["credit", "9", "--run", "r", "--group-only"]) == 0
 
 
 def test_json_is_the_apis_figures(folder: Path, builder: Builder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,17 @@ def test_bounds_of_the_update(small: Path) -> None:
             "training.kl_beta=0.001",
         ),
         (
+            ["training.kl_in=reward", "training.advantage=gigpo"],
+            "training.kl_in = reward: training.advantage = gigpo would scale the KL of turns that else ended alike to "
+            "full strength; set training.kl_in=loss or another training.advantage",
+        ),
+        (
+            ["training.importance_cap=2"],
+            "training.importance_cap = 2: with training.max_drift = 0.0001 the run stops before any weight differs "
+            "from 1; set training.max_drift to the log-prob gap that is to be corrected, as 0.5, or leave "
+            "importance_cap out",
+        ),
+        (
             ["training.loss=reinforce", "training.clip_epsilon=0.1"],
             "training.clip_epsilon = 0.1: does nothing with training.loss = reinforce; remove it or set "
             "training.loss=ppo_clip",

@@ -15,6 +15,7 @@ import pytest
 
 from midflight.agent import AgentFlow, DirectExecutor, LastResultGenerator, LLMPlanner, Query, RuleVerifier
 from midflight.engines.scripted import ScriptedEngine
+from midflight.errors import UserError
 from midflight.tools import (
     ErrorKind,
     InfrastructureError,
@@ -30,6 +31,7 @@ from midflight.tools import (
     tool,
 )
 from midflight.tools.limits import shortened
+from tests.agent.doubles import BoxTool
 
 
 class Counting:
@@ -96,6 +98,17 @@ def test_a_trajectory_that_goes_on_has_made_the_calls_of_its_history() -> None:
         turns = asyncio.run(flow.run(Query("?"), history=first[:done])).turns
         assert [turn.result.error for turn in turns] == errors
         assert inner.calls == max(0, 2 - done)
+
+
+def test_what_holds_something_for_a_trajectory_is_not_answered_from_the_cache() -> None:
+    options = {"box": {"cache_hours": 2}}
+    with pytest.raises(UserError) as refused:
+        make_toolset(["box"], options, given=[BoxTool()])
+    assert str(refused.value) == (
+        "agent.tool_options.box.cache_hours = 2: box holds something for a trajectory, which an answer from the cache "
+        "would leave as it is; leave it out"
+    )
+    assert make_toolset(["box"], {"box": {"max_calls": 2}}, given=[BoxTool()]).holds("box")
 
 
 def test_a_call_that_the_infrastructure_lost_is_not_counted() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +25,11 @@ from tests.agent.doubles import LookupTool, compact_flow, population, user_parts
 TASKS = [Task("quick", "Peru?", "32933835", kind="quick"), Task("slow", "Chad?", "17179740", kind="slow")]
 
 
-def trainer(flow: Any, **settings: Any) -> Trainer:
+def trainer(flow: Any, tasks: Sequence[Task] = TASKS, **settings: Any) -> Trainer:
     """A trainer that can make rollouts and nothing else."""
     made = Trainer.__new__(Trainer)
-    made.settings = TrainingConfig(queries_per_step=2, group_size=2, **settings)
-    made.stream = TaskStream(ListSource(TASKS), 0, None)
+    made.settings = TrainingConfig(**{"queries_per_step": 2, "group_size": 2, **settings})
+    made.stream = TaskStream(ListSource(tasks, 0), 0, None, made.settings.most_queries)
     made.recipe = SimpleNamespace(seed=0)  # type: ignore[assignment]
     made.train_flow = flow
     return made
@@ -79,3 +80,24 @@ def test_groups_without_signal_are_refilled_up_to_the_cap(tmp_path: Path) -> Non
     assert len(groups) == 5  # two, two more, and the one that is left under 2.5 times two
     assert not any(carries_signal(group, TrainingConfig()) for group in groups)
     assert len({request.sampling.seed for request in engine.requests}) == 10
+
+
+def test_a_refill_asks_other_questions_and_ends_with_enough_groups_that_have_signal(tmp_path: Path) -> None:
+    """Of eight questions three can be told apart: those whose answer depends on the seed."""
+    tasks = [Task(f"{n}", f"{'Peru' if n < 3 else 'Chad'} {n}?", "32933835") for n in range(8)]
+
+    def half(request: Any) -> str:
+        question, *turns, _ = user_parts(request)
+        lucky = "Peru" in question and request.sampling.seed % 2
+        return "finish" if turns or not lucky else "population: Peru"
+
+    flow, _ = compact_flow(half, population())
+    made = trainer(flow, tasks, refill_factor=4.0, group_size=12)
+    with Store(tmp_path / "store.sqlite") as store:
+        groups = asyncio.run(made._rollouts(store, store.start_run("r", {}, 0), 1, Count()))
+    asked = [group.task.id for group in groups]
+    live = [carries_signal(group, TrainingConfig()) for group in groups]
+    assert live == [int(one) < 3 for one in asked]
+    assert 2 <= sum(live) <= 3 and 2 < len(groups) < 8
+    assert len(set(asked)) == len(asked)
+    assert sum(live[:-1]) < 2  # the last draw was needed

@@ -24,6 +24,7 @@ VARIANTS = [
     {"surrogate": "ppo_clip", "kl_name": "k1", "kl_beta": 0.05},
     {"surrogate": "ppo_clip", "kl_name": "k2", "kl_beta": 0.05},
     {"surrogate": "ppo_clip", "kl_name": "k3", "kl_beta": 0.05, "entropy_beta": 0.1},
+    {"surrogate": "ppo_clip", "kl_name": "k2", "kl_beta": 0.05, "entropy_beta": 0.1, "cap": CAP},
 ]
 NAMES = ["-".join(f"{key}={value}" for key, value in one.items()) for one in VARIANTS]
 WEIGHTINGS = ("trajectory", "turn", "token")
@@ -171,6 +172,15 @@ def test_cispo_keeps_the_gradient_where_ppo_loses_it():
         assert float(gradient) == pytest.approx(expected), surrogate
 
 
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_cispo_holds_its_ratio_constant_where_it_is_not_clipped_too(advantage):
+    """Were the ratio e^0.1 not held, the gradient of ratio A logprob would be (1 + logprob) times as large."""
+    new = torch.tensor([0.1]).requires_grad_(True)
+    inputs = LossInputs(new, torch.zeros(1), torch.tensor([advantage]), torch.ones(1))
+    (gradient,) = torch.autograd.grad(objective(inputs, surrogate="cispo", clip=Clip(0.2, 0.3)).loss, new)
+    assert float(gradient) == pytest.approx(-math.exp(0.1) * advantage)
+
+
 def test_dual_clip_bounds_what_a_negative_advantage_costs():
     new = torch.tensor([2.0]).requires_grad_(True)
     inputs = LossInputs(new, torch.zeros(1), torch.tensor([-1.0]), torch.ones(1))
@@ -179,6 +189,22 @@ def test_dual_clip_bounds_what_a_negative_advantage_costs():
     bounded = objective(inputs, clip=Clip(0.2, 0.2, 3.0))
     assert float(bounded.loss.detach()) == pytest.approx(3.0) and float(bounded.clipped) == 1
     assert float(torch.autograd.grad(bounded.loss, new)[0]) == 0.0
+
+
+def test_what_is_logged_has_no_importance_weights_and_the_largest_ratio_is_new_over_old():
+    lp = torch.tensor([-1.0, -2.0, -1.5])
+    inputs = LossInputs(
+        lp,
+        torch.tensor([-1.2, -1.5, -1.5]),
+        torch.ones(3),
+        torch.ones(3),
+        reference=lp - 1.0,
+        entropies=torch.tensor([1.0, 2.0, 3.0]),
+        corrections=torch.tensor([0.5, 0.5, 0.5]),
+    )
+    found = objective(inputs)
+    assert float(found.kl) == pytest.approx(3 * math.exp(-1.0)) and float(found.entropy) == 6.0
+    assert float(found.ratio_max) == pytest.approx(math.exp(0.2))
 
 
 def test_importance_corrections_are_capped_ratios():

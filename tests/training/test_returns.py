@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of
+from hypothesis import strategies as st
 
 from midflight.agent.types import (
     Action,
@@ -21,6 +24,7 @@ from midflight.recipe.config import GigpoConfig, ShapingConfig, TrainingConfig
 from midflight.tasks.base import Task
 from midflight.training.returns import Place, advantages, carries_signal, rows_of, turn_kl, weighted_rows
 from midflight.training.rollouts import Group
+from tests.training import oracle
 
 TASK = Task("t", "Q?", "A")
 PLAIN = TrainingConfig()
@@ -75,6 +79,30 @@ def test_other_denominators(weighting, weights):
     assert sum(row.weight * (len(row.ids) - 1) for row in rows) == pytest.approx(1.0)
 
 
+lengths = st.lists(st.integers(2, 5), min_size=1, max_size=3)
+"""Tokens of each turn, the last of them forced."""
+
+
+@settings_of(max_examples=20, deadline=None)
+@given(
+    batch=st.lists(st.lists(lengths, min_size=2, max_size=3), min_size=1, max_size=3),
+    weighting=st.sampled_from(["trajectory", "turn", "token"]),
+)
+def test_weights_equal_the_oracles(batch, weighting):
+    groups = [Group(TASK, tuple(map(trajectory, one)), (1.0, *[0.0] * (len(one) - 1))) for one in batch]
+    literal = [
+        [oracle.Trajectory(0.0, [oracle.Turn([oracle.Token(0.0, 0.0)] * (n - 1)) for n in path]) for path in one]
+        for one in batch
+    ]
+    expected = [
+        oracle.weight(literal, group, path, turn, weighting)
+        for group in literal
+        for path in group
+        for turn in path.turns
+    ]
+    assert [row.weight for row in trained(groups, settings(weighting=weighting))] == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("weighting", ["trajectory", "turn", "token"])
 def test_groups_without_signal_give_no_rows_and_do_not_count(weighting):
     live = Group(TASK, (trajectory([3]), trajectory([3])), (1.0, 0.0))
@@ -83,6 +111,14 @@ def test_groups_without_signal_give_no_rows_and_do_not_count(weighting):
     assert trained([dead], chosen) == []
     assert trained([live, dead], chosen) == trained([live], chosen)
     assert carries_signal(live, PLAIN) and not carries_signal(dead, PLAIN)
+
+
+def test_a_group_of_one_outcome_trains_where_the_baseline_is_the_batchs():
+    groups = [Group(TASK, (trajectory([3]), trajectory([3])), (reward, reward)) for reward in (1.0, 0.0)]
+    chosen = settings(advantage="reinforce_pp")
+    assert [row.advantage for row in trained(groups, chosen)] == [1.0, 1.0, -1.0, -1.0]
+    assert [row.weight for row in trained(groups, chosen)] == [1 / (2 * 2 * 2)] * 4
+    assert trained(groups) == []
 
 
 def test_a_trajectory_ended_by_infrastructure_is_left_out_of_the_group():
@@ -144,6 +180,23 @@ def test_an_overlong_trajectory_is_kept_masked_or_penalised():
     assert [row.advantage for row in trained([group], penalised)] == [-0.5, 1.5, -1.5, 0.5]
 
 
+@pytest.mark.parametrize(("weighting", "weight"), [("trajectory", 1 / 8), ("turn", 1 / 10), ("token", 1 / 10)])
+def test_one_turn_that_was_cut_off_makes_a_trajectory_overlong_and_it_counts_in_the_denominators(weighting, weight):
+    cut = trajectory([3, 3])
+    last = replace(cut.turns[1].generation, finish_reason=FinishReason.LENGTH)
+    cut = replace(cut, turns=(cut.turns[0], replace(cut.turns[1], generation=last)))
+    full = trajectory([3])
+    group = Group(TASK, (cut, full, full, full), (0.0, 1.0, 1.0, 0.0))
+    masked = trained([group], settings(overlong="mask", weighting=weighting))
+    assert [row.trajectory for row in masked] == [1, 2, 3]
+    assert [row.weight for row in masked] == pytest.approx([weight] * 3)
+
+
+def test_turns_without_a_choice_do_not_count_among_turns():
+    group = Group(TASK, (trajectory([1, 3]), trajectory([3])), (1.0, 0.0))
+    assert [row.weight for row in trained([group], settings(weighting="turn"))] == [1 / (2 * 2)] * 2
+
+
 def test_gigpo_places_advantages_on_turns_by_their_prompts():
     won = trajectory([3, 3], prompts=[(1,), (1, 2)])
     lost = trajectory([3, 3], prompts=[(1,), (1, 3)])
@@ -162,3 +215,26 @@ def test_kl_in_the_reward_is_a_cost_of_the_turn():
     placed = advantages([group], chosen, rows)
     assert placed == [[pytest.approx([-0.15]), pytest.approx([0.15])]]
     assert advantages([group], settings(advantage="dr_grpo"), rows) == [[[0.0], [0.0]]]
+
+
+@pytest.mark.parametrize("advantage", ["flow_grpo", "turn_normalised", "reinforce_pp"])
+def test_kl_in_the_reward_is_not_scaled_to_full_strength_where_nothing_else_differs(advantage):
+    def scored(*rewards):
+        return Group(TASK, tuple(trajectory([3, 3]) for _ in rewards), rewards)
+
+    chosen = settings(kl_in="reward", kl_estimate="k1", kl_beta=0.001, advantage=advantage)
+
+    def of(*groups):
+        rows = {
+            place: replace(row, reference=tuple(value - 1e-6 * place.trajectory for value in row.logprobs))
+            for place, row in rows_of(groups).items()
+        }
+        return advantages(groups, chosen, rows)
+
+    assert of(scored(1.0, 1.0)) == [[[0.0, 0.0]] * 2]
+    live, alike = of(scored(1.0, 0.0), scored(1.0, 1.0))
+    assert live[0][0] > 0.5 > 0 > live[1][0]
+    if advantage == "reinforce_pp":  # it compares with the batch, which differs
+        assert alike[0] == pytest.approx([1 / 3**0.5] * 2, abs=1e-6) and alike[0] > alike[1]
+    else:
+        assert alike == [[0.0, 0.0]] * 2

@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from llguidance import LLMatcher
 
+KEPT_BYTES = 2**28
+"""Of replayed masks: an eighth of the vocabulary for each token of a row. More than the rows of a pack take."""
+
 
 class GrammarError(ValueError):
     """The grammar does not compile, or the ids do not obey it."""
@@ -25,6 +28,8 @@ class Masks:
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         self._tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocabulary)
         self.vocabulary = vocabulary
+        self._replays: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
+        self._kept = 0
 
     def start(self, grammar: str) -> LLMatcher:
         """A fresh walk of `grammar`.
@@ -54,8 +59,18 @@ class Masks:
         raw = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         return np.unpackbits(raw, bitorder="little", count=self.vocabulary).view(bool)
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - one Masks lives as long as its model
-    def _replayed(self, grammar: str, ids: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    def _replayed(self, grammar: str, ids: tuple[int, ...]) -> np.ndarray:
+        """Packed masks [len(ids), vocabulary / 8]; the oldest are dropped where all take more than KEPT_BYTES."""
+        found = self._replays.get((grammar, ids))
+        if found is None:
+            found = self._walked(grammar, ids)
+            self._replays[grammar, ids] = found
+            self._kept += found.nbytes
+            while self._kept > KEPT_BYTES and len(self._replays) > 1:
+                self._kept -= self._replays.pop(next(iter(self._replays))).nbytes
+        return found
+
+    def _walked(self, grammar: str, ids: tuple[int, ...]) -> np.ndarray:
         matcher = self.start(grammar)
         masks = []
         for position, token in enumerate(ids):
@@ -64,7 +79,7 @@ class Masks:
                 raise GrammarError(f"token {token} at position {position} breaks the grammar it was drawn under")
             masks.append(np.packbits(mask, bitorder="little"))
             matcher.consume_token(token)
-        return tuple(masks)
+        return np.stack(masks)
 
     def forced(self, grammar: str, ids: tuple[int, ...]) -> tuple[bool, ...]:
         """For each of `ids`, a whole text of `grammar`: whether the grammar left no choice.
@@ -94,7 +109,8 @@ class Masks:
 
     def forget_replays(self) -> None:
         """Drop the masks kept by `replay` and `at`: an update's rows do not come back after it."""
-        self._replayed.cache_clear()
+        self._replays.clear()
+        self._kept = 0
 
     def at(self, grammar: str, ids: tuple[int, ...], position: int) -> np.ndarray:
         """Boolean [vocabulary]: the mask `ids[position]` was drawn under.

@@ -1,4 +1,4 @@
-"""Can a model's attention be ours? Its logits on a small tree of tokens, computed both ways, are the answer.
+"""Can a model's attention be ours? Its logits on a small tree of tokens, computed in each way, are the answer.
 
 A model that fails falls back to transformers' own forward (`plain.py`), one request and one row at a time: right for
 any causal model, and slow.
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from midflight.engines.local import attention
+from midflight.engines.local.prefilling import make_trunk, prefill
+from midflight.engines.local.prefixes import PrefixTree
 
 _TREE = {"ids": [3, 5, 7, 11, 13, 17, 19], "parents": [-1, 0, 1, 2, 3, 2, 5], "depths": [0, 1, 2, 3, 4, 3, 4]}
 """Two sequences of five tokens that share three."""
@@ -29,19 +31,23 @@ def adopt(model: Any) -> str:
         return reason
     own = model.config._attn_implementation
     ids = torch.tensor(_TREE["ids"], device=model.device) % model.config.vocab_size
-    plain = torch.cat([model(input_ids=ids[None, path]).logits[0] for path in _PATHS]).float()
+    plain = torch.cat([model(input_ids=ids[None, path]).logits for path in _PATHS]).float()
     try:
         model.set_attn_implementation(attention.NAME)
         if not is_ours(model):
             raise ValueError("its attention cannot be replaced")
-        packed = _packed_logits(model, ids)[[node for path in _PATHS for node in path]]
+        ways = {
+            "on a packed tree of tokens": (_packed_logits(model, ids)[torch.tensor(_PATHS)], plain),
+            "behind a trunk": (_drawn_logits(model, ids), plain[:, -1]),
+        }
     except Exception as error:  # whatever its code does not expect: then it is not one that takes our mask
-        reason = f"it does not take a packed tree of tokens ({' '.join(str(error).split())[:160]})"
+        reason = f"it does not take a packed tree of tokens or a trunk ({' '.join(str(error).split())[:160]})"
     else:
-        gap = float((packed - plain).abs().max() / plain.abs().max())
         bound = 1e-4 if model.dtype == torch.float32 else 5e-2
-        if not gap <= bound:
-            reason = f"its logits on a packed tree of tokens are off by {gap:.1%} of the largest"
+        for way, (found, right) in ways.items():
+            gap = float((found - right).abs().max() / right.abs().max())
+            if not gap <= bound:
+                reason = f"its logits {way} are off by {gap:.1%} of the largest"
     if reason:
         model.set_attn_implementation(own)
     return reason
@@ -71,3 +77,11 @@ def _packed_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     )
     logits: torch.Tensor = model.get_output_embeddings()(output.last_hidden_state[0]).float()
     return logits
+
+
+def _drawn_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Logits [paths, vocabulary] after each path as the sampler computes them, behind what the paths share."""
+    prompts = [tuple(ids[path].tolist()) for path in _PATHS]
+    tree = PrefixTree(len(ids))
+    filled = prefill(model, tree, make_trunk(model, tree, prompts[0][:3]), prompts)
+    return filled.logits[[filled.prompts.index(prompt) for prompt in prompts]].float()

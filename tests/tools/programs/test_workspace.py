@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from midflight.agent import AgentFlow, LastResultGenerator, LLMPlanner, Query, RuleVerifier
+from midflight.agent import AgentFlow, DirectExecutor, LastResultGenerator, LLMPlanner, Query, RuleVerifier
 from midflight.agent.executor import Execution
 from midflight.agent.types import Action, StopReason
 from midflight.building import context_of
@@ -254,3 +254,20 @@ class Writing:
         assert tool is not None
         call = ToolCall("write_file", {"path": "a", "content": "b"})
         return Execution(call, await tool.call(call.arguments, seconds))
+
+
+@pytest.mark.asyncio
+async def test_a_trajectory_that_goes_on_has_its_files_and_variables_again(sandbox: BubblewrapSandbox) -> None:
+    actions = ["shell: echo gold > a", "python: held = open('a').read()", "python: print(held, end='')", "read_file: a"]
+    tools = [PythonTool(sandbox, keep_state=True), *workspace_tools(sandbox).values()]
+
+    def flow(script: list[str]) -> AgentFlow:
+        planner = LLMPlanner(ScriptedEngine(script), format="compact", grammar=False)
+        modules = (planner, DirectExecutor(), RuleVerifier(), LastResultGenerator(), Toolset(tools))
+        return AgentFlow(*modules, max_turns=4, tool_seconds=15)
+
+    whole = await flow(actions).run(Query("?"))
+    assert [turn.result.text for turn in whole.turns] == ["(no output)", "(no output)", "gold", "gold\n"]
+    for done in range(1, 4):
+        again = await flow(actions[done:]).run(Query("?"), history=whole.turns[:done])
+        assert [turn.result for turn in again.turns] == [turn.result for turn in whole.turns]
