@@ -255,8 +255,10 @@ class Updater:
                 )
             self.pack_tokens = max(LEAST_PACK, largest // 2)
             self.note(f"out of memory in the update: going on with training.pack_tokens = {self.pack_tokens}")
-            if torch.accelerator.is_available():
-                torch.accelerator.empty_cache()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if torch.backends.mps.is_available():  # torch.accelerator's does not reach it before torch 2.13
+                torch.mps.empty_cache()
 
     def _turn_gaps(self, rows: list[Row]) -> list[float]:
         """Mean of logprob - behaviour over each row's trained tokens, under the present weights: a forward pass."""
