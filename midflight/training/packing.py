@@ -1,4 +1,4 @@
-"""Rows as a tree: whatever beginning rows share is computed once, over turns and group members.
+"""Rows as a tree: whatever beginning rows share is in it once, over turns and group members.
 
 A pack is what one forward computes: at most `budget` tokens, behind packs that are computed before it. Where more than
 fits goes on from one beginning, the beginning is a pack of its own, a chain, and what follows are its branches.
@@ -79,7 +79,12 @@ class Pack:
 
     def all(self) -> list[Pack]:
         """The pack and all that goes on from it, in the order they are computed."""
-        return [self, *(pack for branch in self.branches for pack in branch.all())]
+        found, todo = [], [self]
+        while todo:
+            pack = todo.pop()
+            found.append(pack)
+            todo += reversed(pack.branches)
+        return found
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ class PackedBatch:
 
 def pack_rows(rows: Sequence[Row], budget: int) -> PackedBatch:
     """Pack rows into forwards of at most `budget` tokens."""
-    return PackedBatch(tuple(rows), tuple(_Packer(rows, budget).grow(0, len(rows), 0)), budget)
+    return PackedBatch(tuple(rows), tuple(_Packer(rows, budget).roots()), budget)
 
 
 def rows_apart(rows: Sequence[Row]) -> PackedBatch:
@@ -133,25 +138,38 @@ class _Packer:
         self.shared = [0, *(len(commonprefix(pair)) for pair in pairs)]
         self.new = [0, *accumulate(len(path) - own for path, own in zip(self.paths, self.shared, strict=False))]
 
-    def grow(self, first: int, last: int, start: int) -> list[Pack]:
-        """The packs of rows [first, last), whose first `start` tokens are one and computed before."""
-        if self._size(first, last, start) <= self.budget:
-            return self._leaf(first, last, start)
-        common = min([len(self.paths[first]), *self.shared[first + 1 : last]])
-        if common - start >= min(LEAST_CHAIN, self.budget) or first + 1 == last:
-            end = min(common, start + self.budget)
-            chain = self._chain(first, last, start, end)
-            chain.branches = self.grow(first, last, end)
-            return [chain]
-        packs = []
+    def roots(self) -> list[Pack]:
+        """The packs of all rows, each with what goes on from it."""
+        roots: list[Pack] = []
+        todo = [(0, len(self.rows), 0, roots)]  # rows [first, last), how many tokens precede, where their packs go
+        while todo:
+            first, last, start, packs = todo.pop()
+            if self._size(first, last, start) <= self.budget:
+                packs += self._leaf(first, last, start)
+                continue
+            common = min([len(self.paths[first]), *self.shared[first + 1 : last]])
+            if common - start >= min(LEAST_CHAIN, self.budget) or first + 1 == last:
+                end = min(common, start + self.budget)
+                packs.append(self._chain(first, last, start, end))
+                todo.append((first, last, end, packs[-1].branches))
+            else:
+                todo += [(begin, end, start, packs) for begin, end in reversed(self._parts(first, last, start, common))]
+        return roots
+
+    def _parts(self, first: int, last: int, start: int, common: int) -> list[tuple[int, int]]:
+        """Rows [first, last), cut where no more than `common` tokens are shared, into as few parts as fit a pack each.
+
+        What fits none by itself is a part.
+        """
         cuts = [first, *(k for k in range(first + 1, last) if self.shared[k] == common), last]
+        parts = []
         while len(cuts) > 1:
-            begin, count = cuts[0], 1
-            while count + 1 < len(cuts) and self._size(begin, cuts[count + 1], start) <= self.budget:
+            count = 1
+            while count + 1 < len(cuts) and self._size(cuts[0], cuts[count + 1], start) <= self.budget:
                 count += 1
-            packs += self.grow(begin, cuts[count], start)
+            parts.append((cuts[0], cuts[count]))
             cuts = cuts[count:]
-        return packs
+        return parts
 
     def _size(self, first: int, last: int, start: int) -> int:
         """Tokens of the subtree of rows [first, last) behind `start`."""

@@ -31,6 +31,14 @@ MOST_SKIPPED = 3
 """Updates in a row whose gradient is not finite before the run stops."""
 LEAST_PACK = 64
 """Tokens below which a pack is not split further when memory runs out."""
+NO_MEMORY = (
+    "out of memory",  # CUDA outside of torch's allocator, MPS
+    "alloc_failed",  # cuBLAS and its kin
+    "not enough memory",  # the CPU's allocator
+    "allocate memory",  # the system: can't, cannot
+    "bad_alloc",  # C++
+)
+"""What errors say, in small letters, when an allocation failed."""
 
 
 class GradientError(RuntimeError):
@@ -38,7 +46,7 @@ class GradientError(RuntimeError):
 
 
 class OutOfMemory(RuntimeError):
-    """Not even the smallest packs fit."""
+    """Not even the smallest packs fit, or a row of a model that takes it whole."""
 
 
 @dataclass
@@ -106,11 +114,11 @@ class Updater:
     def with_reference(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with the reference model's log-probs."""
 
-        def score(budget: int) -> list[tuple[float, ...]]:
+        def score(batch: PackedBatch) -> list[tuple[float, ...]]:
             with self.policy.frozen() as model:
-                return score_rows(model, self.masks, self._packed(rows, budget), flex=self.flex)
+                return score_rows(model, self.masks, batch, flex=self.flex)
 
-        found = self._fitting(score)
+        found = self._fitting(rows, score)
         return [replace(row, reference=values) for row, values in zip(rows, found, strict=True)]
 
     def update(self, rows: Sequence[Row], *, version: int = 0, seed: int = 0, drawn: bool = True) -> UpdateMetrics:
@@ -148,11 +156,7 @@ class Updater:
 
     def _with_old(self, rows: list[Row], check: DriftCheck | None, metrics: UpdateMetrics) -> list[Row]:
         """The rows with the trainer's own log-probs, without those tokens that `check` leaves out."""
-
-        def score(budget: int) -> list[tuple[float, ...]]:
-            return score_rows(self.sampler, self.masks, self._packed(rows, budget), flex=self.flex, exact=self.exact)
-
-        found = self._fitting(score)
+        found = self._fitting(rows, self._score)
         scored = [replace(row, old=old) for row, old in zip(rows, found, strict=True)]
         if check is None:
             return scored
@@ -175,9 +179,9 @@ class Updater:
         if self.settings.loss == "gspo":
             gaps = self._turn_gaps(rows)
 
-        def gradients(budget: int) -> tuple[PackedBatch, UpdateMetrics]:
+        def gradients(batch: PackedBatch) -> tuple[PackedBatch, UpdateMetrics]:
             self.optimizer.zero_grad(set_to_none=True)
-            batch, part = self._packed(rows, budget), UpdateMetrics()
+            part = UpdateMetrics()
             if check is not None:
                 check.restart()
             with self.policy.scoring(self.sampler) as model:
@@ -192,7 +196,7 @@ class Updater:
                 )
             return batch, part
 
-        batch, part = self._fitting(gradients)
+        batch, part = self._fitting(rows, gradients)
         if check is not None:
             self._conclude(check, metrics)
         if share:
@@ -230,36 +234,40 @@ class Updater:
             "training.clip_epsilon, or look at the rows"
         )
 
-    def _packed(self, rows: Sequence[Row], budget: int) -> PackedBatch:
-        return pack_rows(rows, budget) if is_ours(self.sampler) else rows_apart(rows)
-
-    def _fitting(self, work: Callable[[int], T]) -> T:
-        """`work(pack_tokens)`, again with half of it whenever memory runs out."""
+    def _fitting(self, rows: Sequence[Row], work: Callable[[PackedBatch], T]) -> T:
+        """`work` on the packed rows, again with packs half as large whenever memory runs out."""
+        splits = is_ours(self.sampler)
         while True:
+            batch = pack_rows(rows, self.pack_tokens) if splits else rows_apart(rows)
             try:
-                return work(self.pack_tokens)
+                return work(batch)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 problem = " ".join(str(error).split())[:160]
-            if self.pack_tokens <= LEAST_PACK:
+            largest = max(len(pack.ids) for pack in batch.packs)
+            if not splits or largest <= LEAST_PACK:
+                what = f"packs of up to {largest} tokens"
+                if not splits:
+                    what = f"rows of up to {largest} tokens, which this model takes whole"
                 raise OutOfMemory(
-                    f"out of memory with packs of {self.pack_tokens} tokens: {problem}; use a smaller model, or a "
-                    "shorter model.context_length"
+                    f"out of memory with {what}: {problem}; use a smaller model, or a shorter model.context_length"
                 )
-            self.pack_tokens = max(LEAST_PACK, self.pack_tokens // 2)
+            self.pack_tokens = max(LEAST_PACK, largest // 2)
             self.note(f"out of memory in the update: going on with training.pack_tokens = {self.pack_tokens}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+            if torch.backends.mps.is_available():  # torch.accelerator's does not reach it before torch 2.13
+                torch.mps.empty_cache()
 
     def _turn_gaps(self, rows: list[Row]) -> list[float]:
         """Mean of logprob - behaviour over each row's trained tokens, under the present weights: a forward pass."""
-
-        def score(budget: int) -> list[tuple[float, ...]]:
-            return score_rows(self.sampler, self.masks, self._packed(rows, budget), flex=self.flex, exact=self.exact)
-
-        found = zip(rows, self._fitting(score), strict=True)
+        found = zip(rows, self._fitting(rows, self._score), strict=True)
         return [mean_free(row, scored) - mean_free(row, self._behaviour(row)) for row, scored in found]
+
+    def _score(self, batch: PackedBatch) -> list[tuple[float, ...]]:
+        """Log-probs under the present weights."""
+        return score_rows(self.sampler, self.masks, batch, flex=self.flex, exact=self.exact)
 
     def _behaviour(self, row: Row) -> tuple[float, ...]:
         """The log-probs a row's ratios are to."""
@@ -350,10 +358,9 @@ def mean_free(row: Row, values: Sequence[float]) -> float:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on any device; torch has no type of its own for the CPU."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "not enough memory" in str(error) or "can't allocate memory" in str(error)
+    """Whether an allocation failed, on any device; only the allocator of CUDA has a type of its own for that."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in said for text in NO_MEMORY)
 
 
 def learning_rate(settings: TrainingConfig, step: int) -> float:

@@ -1,8 +1,10 @@
 """Forward and backward over a packed batch: a pack, what goes on from it, then the pack's backward pass.
 
-Memory grows with the pack, not with the batch: a pack's graph ends at the keys and values of the packs before it, whose
-gradients are collected there until their own backward pass. Logits exist only where a trained token is scored, a chunk
-at a time.
+A pack's graph ends at the keys and values of the packs before it, whose gradients are collected there until their own
+backward pass. Invariant: one pack's graph is alive at a time, so memory grows with the pack and with the keys and
+values of the longest row, not with the batch. A pack that others go on from is computed twice for that: without a graph
+for its keys and values, and again when their gradients are there. Logits exist only where a trained token is scored, a
+chunk at a time.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def run(
     """
     scorer = _Scorer(model, masks, batch, on_scores, entropy_grad, flex, exact)
     for root in batch.roots:
-        scorer.run(root, [])
+        scorer.run(root)
 
 
 def score_rows(
@@ -103,6 +105,20 @@ class _Distribution:
     terms: list[int]
 
 
+_Outputs = tuple[Tensor, list[LayerKV]]
+"""Last hidden states [1, N, width] of a pack, or logits of its nodes with terms, and its keys and values."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A pack whose backward pass is to come. `layers`, its keys and values as what goes on from it sees them, collect
+    the gradients; `outputs` is None where it is to be computed again."""
+
+    pack: Pack
+    layers: list[LayerKV]
+    outputs: _Outputs | None
+
+
 @dataclass(frozen=True)
 class _Scorer:
     """What stays the same over the packs of one pass."""
@@ -115,28 +131,47 @@ class _Scorer:
     flex: bool
     exact: bool
 
-    def run(self, pack: Pack, before: list[list[LayerKV]]) -> None:
-        """One pack, what goes on from it, and its backward pass, when all gradients on it have come in."""
+    def run(self, root: Pack) -> None:
+        """A pack and all that goes on from it, each begun after the one it goes on from and ended before it."""
+        path: list[_Begun] = []
+        todo: list[Pack | None] = [root]  # None: the path's last has nothing more to wait for
+        while todo:
+            pack = todo.pop()
+            if pack is None:
+                self._end(path.pop(), path)
+            else:
+                path.append(self._begin(pack, path))
+                todo += [None, *reversed(pack.branches)]
+
+    def _begin(self, pack: Pack, path: list[_Begun]) -> _Begun:
+        """Compute a pack behind those of `path`, with its graph if its backward pass is next."""
         grad = torch.is_grad_enabled()
-        if is_ours(self.model):
-            hidden, own = self._forward(pack, before)
-        else:
-            (hidden, pack), own = self._plain_logits(pack), []
-        leaves = [tensor.detach().requires_grad_(grad) for tensor in (hidden, *(part for kv in own for part in kv))]
-        self._score(pack, leaves[0][0])
-        keys, values = leaves[1::2], leaves[2::2]
-        for branch in pack.branches:
-            self.run(branch, [*before, list(zip(keys, values, strict=True))])
+        again = grad and bool(pack.branches)
+        with torch.set_grad_enabled(grad and not again):
+            if is_ours(self.model):
+                hidden, own = self._forward(pack, path)
+            else:
+                (hidden, pack), own = self._plain_logits(pack), []
+        layers = [(key.detach().requires_grad_(grad), value.detach().requires_grad_(grad)) for key, value in own]
+        return _Begun(pack, layers, None if again else (hidden, own))
+
+    def _end(self, begun: _Begun, path: list[_Begun]) -> None:
+        """Score a pack's terms, and send their gradients and those that were collected through it."""
+        hidden, own = begun.outputs or self._forward(begun.pack, path)
+        leaf = hidden.detach().requires_grad_(torch.is_grad_enabled())
+        self._score(begun.pack, leaf[0])
+        outputs = (hidden, *(part for layer in own for part in layer))
+        leaves = (leaf, *(part for layer in begun.layers for part in layer))
         pairs = [
             (output, leaf.grad)
-            for output, leaf in zip((hidden, *(part for kv in own for part in kv)), leaves, strict=True)
+            for output, leaf in zip(outputs, leaves, strict=True)
             if leaf.grad is not None and output.requires_grad
         ]
         if pairs:
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
 
-    def _forward(self, pack: Pack, before: list[list[LayerKV]]) -> tuple[Tensor, list[LayerKV]]:
-        """Last hidden states [1, N, width] of a pack, and its keys and values."""
+    def _forward(self, pack: Pack, path: list[_Begun]) -> _Outputs:
+        """A pack behind those of `path`."""
         weight = next(self.model.parameters())
         visible = torch.from_numpy(pack.visible())
         mask: Any
@@ -145,7 +180,7 @@ class _Scorer:
         else:
             mask = torch.zeros(visible.shape, dtype=weight.dtype).masked_fill(~visible, torch.finfo(weight.dtype).min)
             mask = mask[None, None].to(weight.device)
-        cache = _Prefix(before)
+        cache = _Prefix([one.layers for one in path])
         output = self.model.get_decoder()(
             input_ids=torch.tensor([pack.ids], device=weight.device),
             position_ids=torch.tensor([pack.depths], device=weight.device),

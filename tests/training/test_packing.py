@@ -84,6 +84,14 @@ def test_a_row_longer_than_the_budget_is_a_chain_of_packs():
     assert [(term.position, term.node) for term in first.all()[2].terms] == [(0, 19), (1, 20), (2, 21)]
 
 
+def test_a_chain_may_have_more_packs_than_a_stack_is_deep():
+    batch = pack_rows([row(range(64 * 1500), [7, 8]), row(range(64 * 1500 + 1), [7])], 64)
+    (first,) = batch.roots
+    packs = first.all()
+    assert [pack.start for pack in packs[:-1]] == list(range(0, 64 * 1500, 64))
+    assert packs == batch.packs and packs[-1].ids == [7, 64 * 1500]
+
+
 def test_forced_tokens_are_not_trained():
     batch = pack_rows([row([1, 2], [7, 8, 9], [False, True, False]), row([1, 3], [7], [True])], 100)
     assert [(term.row, term.position) for pack in batch.packs for term in pack.terms] == [(0, 0), (0, 2)]

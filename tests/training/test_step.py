@@ -294,32 +294,38 @@ def test_flex_attention_scores_as_sdpa_does(folder: Path, engine: LocalEngine) -
 def test_out_of_memory_halves_the_packs_and_goes_on(
     folder: Path, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8))
+    common = tuple(range(100, 450))
+    rows = [replace(row, prompt_ids=common + row.prompt_ids) for row in draw(engine, Sampling(max_tokens=8))]
     policy = policy_of(folder)
     updater_of(policy, engine).update(rows)
     expected = gradients(policy).clone()
+    (whole,) = step.pack_rows(rows, 4096).packs
     real = step.run
 
     def short(model: Any, masks: Any, batch: Any, on_scores: Any, **settings: Any) -> None:
         real(model, masks, batch, on_scores, **settings)  # it fails late: gradients are there already
-        if batch.budget > 100:
+        if max(len(pack.ids) for pack in batch.packs) > 150:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: not enough memory: you tried")
 
     monkeypatch.setattr(step, "run", short)
     notes: list[str] = []
-    updater = updater_of(policy, engine, pack_tokens=400)
+    updater = updater_of(policy, engine, pack_tokens=4096)
     updater.note = notes.append
     metrics = updater.update(rows)
     assert gap(gradients(policy), expected) < 1e-5
-    assert notes == [f"out of memory in the update: going on with training.pack_tokens = {size}" for size in (200, 100)]
-    assert metrics.pack_tokens == updater.pack_tokens == 100
+    half = len(whole.ids) // 2  # of what the largest pack had, not of what it might have had
+    assert 150 < half < 300
+    assert notes == [
+        f"out of memory in the update: going on with training.pack_tokens = {size}" for size in (half, half // 2)
+    ]
+    assert metrics.pack_tokens == updater.pack_tokens == half // 2
     assert metrics.trained_tokens == sum(row.forced.count(False) for row in rows)
 
     def never(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(step, "run", never)
-    with pytest.raises(OutOfMemory, match="out of memory with packs of 64 tokens: CUDA out of memory; use a smaller"):
+    with pytest.raises(OutOfMemory, match="out of memory with packs of up to 64 tokens: CUDA out of memory; use a sm"):
         updater.update(rows)
 
     def wrong(*_: Any, **__: Any) -> None:
@@ -328,6 +334,26 @@ def test_out_of_memory_halves_the_packs_and_goes_on(
     monkeypatch.setattr(step, "run", wrong)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         updater.update(rows)
+
+
+def test_out_of_memory_with_rows_that_cannot_be_cut_ends_at_once(
+    folder: Path, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = draw(engine, Sampling(max_tokens=8))
+    updater = updater_of(policy_of(folder), engine)
+    updater.sampler.set_attn_implementation("sdpa")  # as one that runs on its own forward
+    longest = max(len(row.prompt_ids) + len(row.ids) for row in rows) - 1
+    tries = []
+
+    def never(*_: Any, **__: Any) -> None:
+        tries.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(step, "run", never)
+    told = rf"^out of memory with rows of up to {longest} tokens, which this model takes whole: CUDA out of memory; use"
+    with pytest.raises(OutOfMemory, match=told):
+        updater.update(rows)
+    assert len(tries) == 1
 
 
 def test_an_update_without_a_finite_gradient_is_skipped_and_the_third_in_a_row_stops(

@@ -1,0 +1,127 @@
+"""Forward and backward over packs on a tiny model: what is alive at a time, and how deep the stack is."""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from midflight.engines.local import attention
+from midflight.engines.local.batch_invariant import make_batch_invariant
+from midflight.engines.local.support import adopt
+from midflight.training import update
+from midflight.training.packing import Row, pack_rows
+
+
+def model_of(width: int, layers: int) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+    )
+    model = LlamaForCausalLM(config).eval()
+    attention.register()
+    assert adopt(model) == ""
+    return model
+
+
+def rows_of(length: int, members: int = 1) -> list[Row]:
+    """Members part after three quarters of `length`; each trains a token in its middle too."""
+    common = [(7 * place) % 251 for place in range(3 * length // 4)]
+    rows = []
+    for member in range(members):
+        ids = tuple((11 * place + member) % 251 for place in range(length - len(common)))
+        forced = tuple(place not in (len(ids) // 2, len(ids) - 1) for place in range(len(ids)))
+        rows.append(Row(tuple(common), ids, (0.0,) * len(ids), forced, 1.0, None, weight=0.5 + member))
+    return rows
+
+
+class Saved:
+    """Counts the bytes that graphs hold: `peak` at any time, of each storage once."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._users: dict[int, int] = {}
+
+    def __enter__(self) -> Saved:
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda held: held.tensor)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._hooks.__exit__(*problem)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        held = type("Held", (), {})()
+        held.tensor = tensor.detach()  # a saved output would hold its own graph
+        storage = tensor.untyped_storage()
+        where, size = storage.data_ptr(), storage.nbytes()
+        self._users[where] = self._users.get(where, 0) + 1
+        if self._users[where] == 1:
+            self.now += size
+            self.peak = max(self.peak, self.now)
+        weakref.finalize(held, self._gone, where, size)
+        return held
+
+    def _gone(self, where: int, size: int) -> None:
+        self._users[where] -= 1
+        if not self._users[where]:
+            self.now -= size
+
+
+Terms = dict[tuple[int, int], float]
+"""Log-prob by row and position."""
+
+
+def gradients(model: Any, rows: list[Row], budget: int, *, exact: bool = False) -> tuple[torch.Tensor, int, Terms]:
+    """Of the weighted log-probs; with the most bytes that graphs held, and the terms that were scored."""
+    model.zero_grad()
+    batch = pack_rows(rows, budget)
+    met: Terms = {}
+
+    def loss(pack: Any, scores: update.Scores) -> torch.Tensor:
+        terms = [pack.terms[number] for number in scores.terms]
+        for term, logprob in zip(terms, scores.logprobs.tolist(), strict=True):
+            assert (term.row, term.position) not in met  # also where its pack is computed again
+            met[term.row, term.position] = logprob
+        return -(scores.logprobs * torch.tensor([batch.rows[term.row].weight for term in terms])).sum()
+
+    with Saved() as saved:
+        update.run(model, None, batch, loss, exact=exact)  # type: ignore[arg-type]  # no row has a grammar
+    assert saved.now == 0
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]), saved.peak, met
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("exact", [False, True], ids=["plain", "exact"])
+def test_the_smaller_the_packs_the_less_their_graphs_hold_also_within_one_row(members: int, exact: bool) -> None:
+    model, rows = model_of(64, 2), rows_of(1024, members)
+    assert not exact or make_batch_invariant(model)
+    whole, peak, scored = gradients(model, rows, 4096, exact=exact)
+    assert len(scored) == 2 * members
+    peaks = [peak]
+    for budget in (1024, 512, 256, 128, 64):
+        cut, peak, again = gradients(model, rows, budget, exact=exact)
+        assert float((cut - whole).norm() / whole.norm()) < 1e-5
+        assert again == (scored if exact else pytest.approx(scored, abs=1e-5))
+        peaks.append(peak)
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < peaks[0] / 4
+
+
+def test_packs_behind_others_are_computed_no_deeper_in_the_stack() -> None:
+    model, rows = model_of(4, 1), rows_of(64)
+    depths = []
+    model.get_decoder().register_forward_hook(lambda *_: depths.append(len(traceback.extract_stack())))
+    gradients(model, rows, 4)
+    assert len(depths) == 16 + 15  # each but the last is computed twice
+    assert len(set(depths)) == 1
