@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from midflight.engines.base import EngineGaveUp, GenerateRequest, Generation, PromptTooLong
-from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, Usage, counted
+from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, said_tokens
 from midflight.engines.openai import estimated_tokens, says_too_long
 from midflight.engines.served import Endpoint, ServedEngine
 
@@ -70,26 +70,22 @@ class EmbeddingEngine(ServedEngine):
 
     async def _embedded(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """The vectors of at most `AT_ONCE` texts, by one request that is counted."""
-        used = Usage()
         tokens = sum(map(self.count_tokens, texts))
 
-        def read(answer: Any) -> tuple[NDArray[np.float32], Any]:
-            return read_vectors(answer, len(texts)), answer.get("usage")
+        def read(answer: Any) -> NDArray[np.float32]:
+            took, _ = said_tokens(answer)
+            self._count(took or 0)
+            rows = read_vectors(answer, len(texts))
+            self._count(tokens if took is None else 0, requests=1)
+            return rows
 
         body = {"model": self.endpoint.model, "input": list(texts), "encoding_format": "float"}
         try:
-            rows, said = await self.client.ask("/embeddings", body, read, tokens=tokens, before=self._counter(used))
-            used.requests = 1
-            used.prompt_tokens = counted(said.get("prompt_tokens") if isinstance(said, Mapping) else None, tokens)
-            used.money = self._prices.of(used.prompt_tokens)
-            return rows
+            return await self.client.ask("/embeddings", body, read, tokens=tokens, before=self._before)
         except PromptRefused as error:
             if says_too_long(error):
                 raise PromptTooLong(str(error)) from None
             raise
-        finally:
-            if used != Usage():
-                self.ledger.add(self._module, self._name, used)
 
 
 def read_vectors(answer: Any, count: int) -> NDArray[np.float32]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from midflight.engines.base import EngineGaveUp, PromptTooLong
 from midflight.engines.http import Malformed, Patience, Transient
-from midflight.engines.http.client import MOST_SAID, TRANSIENT
-from midflight.engines.openai import TextEngine, read_choice
+from midflight.engines.http.client import FOR_GOOD, MOST_SAID, TRANSIENT, retry_after
+from midflight.engines.openai import TextEngine
 from midflight.engines.served import Endpoint
 from midflight.errors import UserError
 from midflight.redacting import redact, redact_all
@@ -47,33 +47,35 @@ class LiteLLMEngine(TextEngine):
         self._key = key
         self._fixed = {"api_key": key, "base_url": base_url, "num_retries": 0, "drop_params": False}
 
-    async def _asked(self, body: dict[str, Any], tokens: int, before: Callable[[int], None]) -> Any:
-        return await self._patience.run(lambda: self._attempt(body), tokens, before)
+    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], Any]) -> Any:
+        return await self._patience.run(lambda: self._attempt(body, read), tokens, self._before)
 
-    async def _attempt(self, body: dict[str, Any]) -> Any:
+    async def _attempt(self, body: dict[str, Any], read: Callable[[Any], Any]) -> Any:
         try:
             said = (await self._litellm.acompletion(**body, **self._fixed)).model_dump()
         except self._litellm.exceptions.ContextWindowExceededError as error:
             raise PromptTooLong(self._hidden(error)) from None
         except Exception as error:  # the boundary: LiteLLM has a class for each provider's failures, with a status
             status = getattr(error, "status_code", None)
-            if status in TRANSIENT:
-                headers = getattr(getattr(error, "response", None), "headers", None) or {}
-                raise Transient(self._hidden(error), _seconds(headers.get("retry-after"))) from None
+            for_good, wait = _said(error)
+            if status in TRANSIENT and not for_good:
+                raise Transient(self._hidden(error), wait) from None
             raise EngineGaveUp(f"{self.name}: {self._hidden(error)}") from None
         try:
-            answer = redact_all(said, [self._key])
-            read_choice(answer, "chat")
+            return read(redact_all(said, [self._key]))
         except Malformed as error:
             raise Transient(f"{self.name}: the answer has {error}") from None
-        return answer
 
     def _hidden(self, error: Exception) -> str:
         return " ".join(redact(f"{type(error).__name__}: {error}", [self._key]).split())[:MOST_SAID]
 
 
-def _seconds(value: object) -> float:
-    try:
-        return max(0.0, float(str(value)))
-    except ValueError:
-        return 0.0
+def _said(error: BaseException | None) -> tuple[bool, float]:
+    """Whether waiting does not help, and the seconds to wait: LiteLLM's error has neither, those it came of have."""
+    for_good, wait = False, 0.0
+    while error is not None:
+        for_good = for_good or any(code in str(error) for code in FOR_GOOD)
+        headers = getattr(getattr(error, "response", None), "headers", None) or {}
+        wait = wait or retry_after(headers.get("retry-after") or "")
+        error = error.__context__
+    return for_good, wait

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong, Structure
-from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, ResponseCache, Usage, counted
+from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, ResponseCache, said_tokens
 from midflight.engines.http.cache import cache_key
 from midflight.engines.plain import as_chat, as_text
-from midflight.engines.served import Endpoint, ServedEngine, Structured
+from midflight.engines.served import GUIDANCE, Endpoint, ServedEngine, Structured
 
 __all__ = ["Endpoint", "OpenAIEngine", "Structured", "TextEngine"]
 
@@ -74,26 +74,24 @@ class TextEngine(ServedEngine):
                 f"{self._name}: about {prompt} prompt tokens + max_tokens {request.sampling.max_tokens} exceed "
                 f"context_length {self.context_length}"
             )
-        used = Usage()
         key = cache_key(f"{self._where} {self.endpoint.api}", body) if self._cache is not None else None
-        try:
-            answer = await self._cache.get(key) if self._cache is not None and key is not None else None
-            if answer is not None:
-                used.cached = 1
-            else:
-                answer = await self._asked(body, prompt + request.sampling.max_tokens, self._counter(used))
-                used.requests = 1
-                self._count(used, answer, prompt)
-                if self._cache is not None and key is not None:
-                    await self._cache.put(key, answer)
-            return self._generation(answer, request)
-        finally:
-            if used != Usage():
-                self.ledger.add(self._module, self._name, used)
+        answer = await self._cache.get(key) if self._cache is not None and key is not None else None
+        if answer is not None:
+            self._count(cached=1)
+        else:
+
+            def read(answer: Any) -> Any:
+                return self._taken(answer, prompt)
+
+            answer = await self._asked(body, prompt + request.sampling.max_tokens, read)
+            if self._cache is not None and key is not None:
+                await self._cache.put(key, answer)
+        text, finish = read_choice(answer, self.endpoint.api)
+        return Generation(text, finish, sampling=request.sampling, grammar=request.grammar)
 
     @abstractmethod
-    async def _asked(self, body: dict[str, Any], tokens: int, before: Callable[[int], None]) -> Any:
-        """The server's JSON answer to `body`, checked; `before` is called before each attempt."""
+    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], Any]) -> Any:
+        """The server's JSON answer to `body`; an attempt begins with `_before`, and `read` takes what it brings."""
 
     def body(self, request: GenerateRequest) -> dict[str, Any]:
         """The request as JSON."""
@@ -114,7 +112,7 @@ class TextEngine(ServedEngine):
         if sampling.seed is not None:
             body["seed"] = sampling.seed & 0x7FFF_FFFF  # the range that all servers take
         if request.grammar is not None:
-            body["structured_outputs"] = {"grammar": request.grammar}
+            body["structured_outputs"] = {"grammar": GUIDANCE + request.grammar}
         if request.json_schema is not None:
             schema = json.loads(request.json_schema)
             if self.structure == "grammar":
@@ -129,20 +127,16 @@ class TextEngine(ServedEngine):
     def _prompt_tokens(self, request: GenerateRequest) -> int:
         return sum(self.count_tokens(part) for message in request.messages for part in message.parts)
 
-    def _count(self, used: Usage, answer: Any, prompt: int) -> None:
-        """Put tokens and money into `used`; a server that does not say is counted by estimate."""
-        said = answer.get("usage")
-        said = said if isinstance(said, dict) else {}
-        used.prompt_tokens = counted(said.get("prompt_tokens"), prompt)
-        drawn = counted(said.get("completion_tokens"), None)
-        used.completion_tokens = (
-            self.count_tokens(read_choice(answer, self.endpoint.api)[0]) if drawn is None else drawn
-        )
-        used.money = self._prices.of(used.prompt_tokens, used.completion_tokens)
+    def _taken(self, answer: Any, prompt: int) -> Any:
+        """`answer`, checked and counted: what it says that it took even where it is refused, else by estimate.
 
-    def _generation(self, answer: Any, request: GenerateRequest) -> Generation:
-        text, finish = read_choice(answer, self.endpoint.api)
-        return Generation(text, finish, sampling=request.sampling, grammar=request.grammar)
+        Raises: as `read_choice`.
+        """
+        took, drew = said_tokens(answer)
+        self._count(took or 0, drew or 0)
+        text, _ = read_choice(answer, self.endpoint.api)
+        self._count(prompt if took is None else 0, self.count_tokens(text) if drew is None else 0, requests=1)
+        return answer
 
 
 class OpenAIEngine(TextEngine):
@@ -152,14 +146,10 @@ class OpenAIEngine(TextEngine):
         super().__init__(name, endpoint, where=client.base_url, **shared)
         self.client = client
 
-    async def _asked(self, body: dict[str, Any], tokens: int, before: Callable[[int], None]) -> Any:
-        def read(answer: Any) -> Any:
-            read_choice(answer, self.endpoint.api)
-            return answer
-
+    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], Any]) -> Any:
         path = "/chat/completions" if self.endpoint.api == "chat" else "/completions"
         try:
-            return await self.client.ask(path, body, read, tokens=tokens, before=before)
+            return await self.client.ask(path, body, read, tokens=tokens, before=self._before)
         except PromptRefused as error:
             if says_too_long(error):
                 raise PromptTooLong(str(error)) from None

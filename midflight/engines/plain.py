@@ -2,7 +2,8 @@
 
 Invariant: no control token can be spelt in it. A server reads `<|im_end|>` in a web page as the end of a message, so
 what has the shape of a control token is taken apart by a space, the same way every time. The shape is a name in angle
-brackets, with bars or without: it need not be known, but HTML tags, types and single letters stay as they are.
+brackets, with bars or without, or a word in capitals between `>>` and `<<`: it need not be known, but HTML tags, types
+and single letters stay as they are.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ _TEXT = (
     r"[a-rt-z]|\d{1,64}|\w{1,64}(?:::\w{1,64}){1,8}"
 )
 """What may stand in angle brackets: tags of HTML (but those that some model has as a token, `s`, `image`, `audio`,
-`video`, `img`, `object`, `source`), types, letters, numbers, names of C++."""
+`video`, `img`, `object`, `source`; `PRE` in capitals is one too), types, letters, numbers, names of C++."""
 _BRACKETS = r"[A-Z]+(?:_[A-Z]+)+|INST|ARGS|THINK|IMG|PREFIX|MIDDLE|SUFFIX|AUDIO|[gs]?MASK|CLS|SEP|PAD|UNK|BOS|EOS"
 _CONTROL = re.compile(  # each run is bounded: the time is linear whatever the text
     rf"<(?=[|｜][^<>\s]{{1,64}}>|[^<>\s]{{1,64}}[|｜]>|\]\w{{1,64}}\[>"
-    rf"|(?!/?(?i:{_TEXT})/?>)/?[\w:.|-]{{0,63}}[^\W\d_][\w:.|-]{{0,63}}/?>)"
+    rf"|PRE>|(?!/?(?i:{_TEXT})/?>)/?[\w:.|-]{{0,63}}[^\W\d_][\w:.|-]{{0,63}}/?>)"
     rf"|\[(?=[|｜][^\[\]\s]{{1,64}}[|｜]\]|/?(?:{_BRACKETS})\]|e~\[)"
-    r"|\](?=~!?b[\[\]])"
+    r"|\](?=~!?b[\[\]])|>(?=>[A-Z][A-Z0-9_]{2,63}<<)"
 )
 
 
 def defused(text: str) -> str:
     """`text` with a space inside whatever spells a control token; it is the same after a second time."""
-    if "<" not in text and "[" not in text and "]" not in text:  # each of them begins with one
+    if "<" not in text and "[" not in text and "]" not in text:  # each of them has one
         return text
     return _CONTROL.sub(lambda match: f"{match[0]} ", text)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -12,6 +11,9 @@ from midflight.engines.base import GenerateRequest, Generation, Structure
 from midflight.engines.http import Ledger, Prices, Usage
 
 Structured = Literal["none", "json_schema", "json_object", "grammar"]
+GUIDANCE = "%llguidance {}\n"
+"""The beginning of a grammar that vLLM's guidance backend takes and its others refuse: unasked it takes the first that
+reads a grammar, xgrammar, which draws under other masks, and keeps to the backend of its first request."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,16 @@ class ServedEngine(ABC):
     async def generate(self, request: GenerateRequest) -> Generation:
         """See `Engine.generate`."""
 
-    def _counter(self, used: Usage) -> Callable[[int], None]:
+    def _before(self, attempt: int) -> None:
         """Lets no attempt through once the budget is spent, and counts retries."""
+        self.ledger.check()
+        if attempt > 1:
+            self._count(retries=1)
 
-        def before(attempt: int) -> None:
-            self.ledger.check()
-            used.retries = attempt - 1
-
-        return before
+    def _count(
+        self, prompt: int = 0, completion: int = 0, *, requests: int = 0, retries: int = 0, cached: int = 0
+    ) -> None:
+        """Count at once: another attempt, or another request, is to find the budget spent."""
+        used = Usage(requests, retries, cached, prompt, completion, self._prices.of(prompt, completion))
+        if used != Usage():
+            self.ledger.add(self._module, self._name, used)

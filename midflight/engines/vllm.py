@@ -8,17 +8,18 @@ temperature and grammar, which a server started with `--logprobs-mode processed_
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong
-from midflight.engines.http import Client, Ledger, Malformed, NotThere, Prices, PromptRefused, Usage
+from midflight.engines.http import Client, Ledger, Malformed, NotThere, Prices, PromptRefused, said_tokens
 from midflight.engines.local.grammar import Masks
 from midflight.engines.local.models import pretrained, read_tokenizer
 from midflight.engines.local.prompts import PromptEncoder
-from midflight.engines.served import Endpoint, ServedEngine
+from midflight.engines.served import GUIDANCE, Endpoint, ServedEngine
 from midflight.errors import UserError
 from midflight.seeds import derive
 
@@ -32,8 +33,11 @@ ROUNDING = 1e-4
 """By so much a log-prob may exceed 0."""
 LEAST = -1e6
 """Far below the log-prob of any token that is drawn; vLLM gives -9999 in place of minus infinity."""
-_FORCED = 'start: "a"\n'
-_FORCED_TOLERANCE = 1e-3
+FORCED_TOLERANCE = 1e-3
+"""By so much the log-prob of a token that a grammar forces may be off 0."""
+_FORCED = GUIDANCE + 'start: "a"\n'
+_NOWHERE = "/midflight/no-adapter-is-here"
+_ADAPTERS = "--enable-lora and --max-lora-rank of at least model.lora.rank"
 
 
 @dataclass
@@ -110,27 +114,22 @@ class VllmEngine(ServedEngine):
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         if request.grammar is not None:
-            body["structured_outputs"] = {"grammar": request.grammar}
+            body["structured_outputs"] = {"grammar": GUIDANCE + request.grammar}
 
         def read(answer: Any) -> Generation:
-            return self._read(answer, request, prompt, weights)
-
-        used = Usage()
-        try:
-            drawn = await self._ask(body, read, len(prompt) + sampling.max_tokens, self._counter(used))
-            used.requests, used.prompt_tokens, used.completion_tokens = 1, len(prompt), len(drawn.ids)
+            try:
+                drawn = self._read(answer, request, prompt, weights)
+            except (Malformed, EngineGaveUp):
+                took, drew = said_tokens(answer)
+                self._count(took or 0, drew or 0)
+                raise
+            self._count(len(prompt), len(drawn.ids), requests=1)
             self._weights.generated_tokens += len(drawn.ids)
-            used.money = self._prices.of(len(prompt), len(drawn.ids))
             return drawn
-        finally:
-            if used != Usage():
-                self.ledger.add(self._module, self.name, used)
 
-    async def _ask(
-        self, body: Any, read: Callable[[Any], Generation], tokens: int, before: Callable[[int], None]
-    ) -> Generation:
+        tokens = len(prompt) + sampling.max_tokens
         try:
-            return await self.client.ask("/completions", body, read, tokens=tokens, before=before)
+            return await self.client.ask("/completions", body, read, tokens=tokens, before=self._before)
         except PromptRefused as error:
             if "context length" in str(error).lower():
                 raise PromptTooLong(str(error)) from None
@@ -155,6 +154,8 @@ class VllmEngine(ServedEngine):
         forced: tuple[bool, ...] = (False,) * len(ids)
         if request.grammar is not None:
             ids, forced = self._forced(request.grammar, ids)
+            if any(only and value < -FORCED_TOLERANCE for value, only in zip(logprobs, forced, strict=False)):
+                raise Malformed("a choice where its grammar leaves none: the server draws under another mask")
         ended = finish is FinishReason.STOP and bool(ids) and ids[-1] in self._ends
         return Generation(
             text=self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False),
@@ -208,29 +209,32 @@ class VllmEngine(ServedEngine):
         }
         try:
             _, logprobs = await self.client.ask("/completions", body, lambda answer: _drawn(_choice(answer)))
-        except PromptRefused as error:
-            raise UserError(
-                f"{key} takes no Lark grammars; start it with "
-                f'--structured-outputs-config \'{{"backend": "guidance"}}\' ({error})'
-            ) from None
         except EngineGaveUp as error:
+            if _refused(error):
+                raise UserError(
+                    f"{key} takes no Lark grammars; start it with "
+                    f'--structured-outputs-config \'{{"backend": "guidance"}}\' ({error})'
+                ) from None
             if "the answer has" not in str(error):
                 raise
             raise UserError(f"{key} gives no token ids or log-probs; use vLLM 0.10.2 or newer ({error})") from None
-        if max(map(abs, logprobs), default=1.0) > _FORCED_TOLERANCE:
+        if max(map(abs, logprobs), default=1.0) > FORCED_TOLERANCE:
             raise UserError(
                 f"{key} gives log-probs from before grammar and temperature; start it with "
                 "--logprobs-mode processed_logprobs"
             )
         try:
-            await self.client.tell("/load_lora_adapter", {"lora_name": "", "lora_path": ""})
-        except NotThere:
-            raise UserError(
-                f"{key} takes no adapters while it runs; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its "
-                "environment, --enable-lora and --max-lora-rank of at least model.lora.rank"
-            ) from None
-        except PromptRefused:
-            pass  # it does, and has refused this empty one
+            await self._load(f"{self.endpoint.model}-none", _NOWHERE)
+        except NotThere as error:
+            if _NOWHERE not in str(error):  # else it loads adapters, and has found none there
+                raise UserError(
+                    f"{key} takes no adapters while it runs; start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its "
+                    f"environment, {_ADAPTERS}"
+                ) from None
+        except EngineGaveUp as error:
+            if _ADAPTERS not in str(error):
+                raise
+            raise UserError(f"{key} loads no adapters: {error}") from None
         try:
             await self.client.tell("//reset_prefix_cache", None)
         except NotThere:
@@ -249,24 +253,35 @@ class VllmEngine(ServedEngine):
         before = self._weights.model
         run = derive(adapter.resolve().parent) % 16**8
         name = f"{self.endpoint.model}-{run:08x}-v{version}"
-        loading = {"lora_name": name, "lora_path": str(adapter.resolve())}
         if name == before:
-            await self.client.tell("/unload_lora_adapter", {"lora_name": name})
+            await self._unload(name)
         try:
-            await self.client.tell("/load_lora_adapter", loading)
-        except PromptRefused as error:
+            await self._load(name, str(adapter.resolve()))
+        except EngineGaveUp as error:
             if "already been loaded" not in str(error):
                 raise
-            await self.client.tell("/unload_lora_adapter", {"lora_name": name})  # an earlier process left it
-            await self.client.tell("/load_lora_adapter", loading)
+            await self._unload(name)  # an earlier process left it
+            await self._load(name, str(adapter.resolve()))
         self._weights.model, self._weights.version = name, version
         if before not in (self.endpoint.model, name):
-            await self.client.tell("/unload_lora_adapter", {"lora_name": before})
+            await self._unload(before)
         for _ in range(RESET_ATTEMPTS):
             if "false" not in (await self.client.tell("//reset_prefix_cache", None)).lower():
                 return
             await asyncio.sleep(0.1)
         raise EngineGaveUp(f"{self.name}: the server does not empty its prefix cache: its requests do not end")
+
+    async def _load(self, name: str, folder: str) -> None:
+        try:
+            await self.client.tell("/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+        except EngineGaveUp as error:
+            if _refused(error):
+                raise EngineGaveUp(f"{error}; was the server started with {_ADAPTERS}?") from None
+            raise
+
+    async def _unload(self, name: str) -> None:
+        with contextlib.suppress(NotThere):  # done by an attempt whose answer was lost
+            await self.client.tell("/unload_lora_adapter", {"lora_name": name})
 
     async def probe(self, ids: Sequence[int]) -> list[float]:
         """Log-probs [len(ids) - 1] of fixed ids under the weights that draw, to compare with the trainer's."""
@@ -295,6 +310,11 @@ def load_tokenizer(name: str, engine: str) -> Any:
     """
     with pretrained(name, f"engines.{engine}.tokenizer") as (source, where_from):
         return read_tokenizer(source, where_from)
+
+
+def _refused(error: EngineGaveUp) -> bool:
+    """vLLM says 500 too where it cannot do what it is asked."""
+    return isinstance(error, PromptRefused) or "HTTP 500" in str(error)
 
 
 def _served(answer: Any) -> list[str]:

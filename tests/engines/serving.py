@@ -6,8 +6,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+from midflight.engines.http import Client, Limits, Patience
 from midflight.server.wire import Answer, Request, serving
 
 
@@ -31,6 +33,11 @@ def error(status: int, message: str = "no", code: str = "", **headers: str) -> A
     return Answer(status, json.dumps(body).encode(), {"Content-Type": "application/json", **headers})
 
 
+def whole(body: bytes, head: bytes) -> bytes:
+    """An answer as bytes."""
+    return b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body
+
+
 class Served:
     """The n-th request gets the n-th answer, the last one again; bytes are written as they are, None never answers."""
 
@@ -45,7 +52,8 @@ class Served:
 
     @property
     def bodies(self) -> list[Any]:
-        return [json.loads(request.body) for request in self.requests]
+        """Of those requests that have one."""
+        return [json.loads(request.body) for request in self.requests if request.body]
 
     async def handle(self, request: Request) -> Answer | None:
         answer = self.answers[min(len(self.requests), len(self.answers) - 1)]
@@ -75,3 +83,14 @@ async def served(*answers: Any, delay: float = 0.0) -> AsyncIterator[Served]:
     async with serving(server.handle) as port:
         server.base_url = f"http://127.0.0.1:{port}/v1"
         yield server
+
+
+def remote(url: str, model: Path, **settings: Any) -> Any:
+    """A vLLM engine of a server's model `tiny`."""
+    from midflight.engines.openai import Endpoint
+    from midflight.engines.vllm import VllmEngine, load_tokenizer
+
+    limits = Limits(retries=settings.pop("retries", 0), backoff=0.001, attempt_seconds=20)
+    endpoint = Endpoint("tiny", api="completions", context_length=settings.pop("context_length", 500))
+    client = Client(url, Patience(limits, name="sampler"), key="k1")
+    return VllmEngine("sampler", client, endpoint, load_tokenizer(str(model), "sampler"), **settings)

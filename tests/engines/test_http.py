@@ -1,10 +1,10 @@
-"""Asking a server: what is HTTP, what is tried again, what is given up on, and what never leaves."""
+"""Asking a server: what is tried again, what is given up on, and what never leaves."""
 
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import json
-import threading
 import time
 from typing import Any
 
@@ -13,10 +13,9 @@ import pytest
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http import Client, Limits, Malformed, Patience, PromptRefused, Transient
 from midflight.engines.http.client import MOST_SAID, parsed, written
-from midflight.engines.http.wire import Pool, WireError
 from midflight.redacting import is_secret, redact, redact_all
 from midflight.server.wire import Answer
-from tests.engines.serving import Served, error, ok, served
+from tests.engines.serving import Served, error, ok, served, whole
 
 FAST = Limits(backoff=0.001, attempt_seconds=0.3, total_seconds=2.0, retries=3)
 KEY = "sk-very-secret-0123456789"
@@ -28,179 +27,6 @@ def client(server: Served, limits: Limits = FAST, key: str | None = None, **cloc
 
 async def asked(server: Served, limits: Limits = FAST) -> Any:
     return await client(server, limits).ask("/x", {}, lambda answer: answer)
-
-
-def whole(body: bytes, head: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + body
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("raw", "body"),
-    [
-        (whole(b"{}", b"Content-Length: 2"), b"{}"),
-        (whole(b"{}", b"Connection: close"), b"{}"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" + whole(b"{}", b"content-length: 2"), b"{}"),
-        (whole(b"1\r\n[\r\n3;x=y\r\n1, \r\n2\r\n2]\r\n0\r\n\r\n", b"Transfer-Encoding: chunked"), b"[1, 2]"),
-        (whole(b"2\r\n{}\r\n0\r\nTrailer: 1\r\n\r\n", b"Transfer-Encoding: chunked"), b"{}"),
-        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
-        (whole(b"", b"Content-Length: 0"), b""),
-    ],
-)
-async def test_answers_are_read_however_they_are_sent(raw: bytes, body: bytes) -> None:
-    for size in (len(raw), 1):
-
-        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int = size) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            for at in range(0, len(raw), size):
-                writer.write(raw[at : at + size])
-                await writer.drain()
-                await asyncio.sleep(0)
-            writer.close()
-
-        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            assert (await Pool(f"http://127.0.0.1:{port}").ask("GET", "/")).body == body
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (b"", "the server closed the connection before its answer was whole"),
-        (whole(b"{", b"Content-Length: 2"), "the server closed the connection before its answer was whole"),
-        (whole(b"5\r\n{}\r\n", b"Transfer-Encoding: chunked"), "the server closed the connection before"),
-        (whole(b"xyz\r\n", b"Transfer-Encoding: chunked"), "not HTTP: a chunk of size b'xyz'"),
-        (whole(b"-2\r\n{}\r\n", b"Transfer-Encoding: chunked"), "not HTTP: a chunk of -2 bytes"),
-        (whole(b"{}", b"Content-Length: two"), "not HTTP: content-length 'two'"),
-        (whole(b"{}", b"Content-Length: " + b"9" * 5000), "an answer of more than 256000000 bytes"),
-        (whole(b"{}{}", b"Content-Length: 2"), "more came than the answer announced"),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "not HTTP: 'SSH-2.0-OpenSSH'"),
-        (b"HTTP/1.1 banana\r\n\r\n", "not HTTP: 'HTTP/1.1 banana'"),
-        (b"x" * 70_000, "headers of more than 65536 bytes"),
-    ],
-)
-async def test_what_is_not_a_whole_answer_is_an_error(raw: bytes, message: str) -> None:
-    async with served(raw) as server:
-        with pytest.raises(WireError) as caught:
-            await Pool(server.base_url).ask("POST", "/x")
-        assert str(caught.value).startswith(message)
-
-
-@pytest.mark.asyncio
-async def test_connections_are_kept_and_their_number_is_that_of_requests_at_once() -> None:
-    async with served(ok({}), delay=0.02) as server:
-        pool = Pool(server.base_url)
-        for _ in range(3):
-            await asyncio.gather(*(pool.ask("GET", "/x") for _ in range(5)))
-        assert len({id(request.transport) for request in server.requests}) == 5
-        assert {request.path for request in server.requests} == {"/v1/x"}
-        await pool.ask("GET", "//health")
-        assert server.requests[-1].path == "/health"
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("reset", [False, True])
-async def test_a_kept_connection_that_the_server_closed_is_replaced_without_a_retry(reset: bool) -> None:
-    connections, requests = 0, 0
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections, requests
-        connections += 1
-        await reader.readuntil(b"\r\n\r\n{}")
-        requests += 1
-        writer.write(whole(b"{}", b"Content-Length: 2"))
-        if reset:  # with the next request in its hand, unanswered
-            await reader.readuntil(b"\r\n\r\n{}")
-            writer.transport.abort()
-        writer.close()
-
-    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
-        attempts: list[int] = []
-        asking = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Patience(Limits(retries=0)))
-        for _ in range(6):
-            assert await asking.ask("/x", {}, lambda answer: answer, before=attempts.append) == {}
-    assert attempts == [1] * 6 and connections == requests == 6
-
-
-@pytest.mark.asyncio
-async def test_only_silence_on_a_kept_connection_is_asked_again_and_only_once() -> None:
-    for answer in (b"HTTP/1.1 2", b""):
-        seen: list[int] = []
-
-        async def handle(
-            reader: asyncio.StreamReader,
-            writer: asyncio.StreamWriter,
-            answer: bytes = answer,
-            seen: list[int] = seen,
-        ) -> None:
-            seen.append(0)
-            number = len(seen)
-            while await reader.readuntil(b"\r\n\r\n{}"):
-                seen[number - 1] += 1
-                if number == 1 and seen[0] == 1:
-                    writer.write(whole(b"{}", b"Content-Length: 2"))
-                    continue
-                writer.write(answer)
-                writer.close()
-                return
-
-        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
-            pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            await pool.ask("POST", "/x", body=b"{}")
-            with pytest.raises(WireError, match="the server closed the connection before its answer was whole"):
-                await pool.ask("POST", "/x", body=b"{}")
-        assert seen == ([2, 1] if answer == b"" else [2])
-
-
-def test_an_event_loop_closes_its_connections_when_it_ends_and_the_next_gets_its_own() -> None:
-    ready, stop = threading.Event(), threading.Event()
-    there: list[Served] = []
-
-    def serve() -> None:
-        async def until_stopped() -> None:
-            async with served(ok({})) as server:
-                there.append(server)
-                ready.set()
-                while not stop.is_set():
-                    await asyncio.sleep(0.01)
-
-        asyncio.run(until_stopped())
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    ready.wait()
-    (server,) = there
-    pool = Pool(server.base_url)
-
-    async def twice() -> set[Any]:
-        await pool.ask("GET", "/")
-        await pool.ask("GET", "/")
-        assert not any(connection._transport.is_closing() for connection in pool._open)
-        return set(pool._open)
-
-    first, second = asyncio.run(twice()), asyncio.run(twice())
-    try:
-        assert len(first) == len(second) == 1 and not first & second
-        assert all(connection._transport.is_closing() for connection in first | second)
-        assert len({id(request.transport) for request in server.requests}) == 2
-    finally:
-        stop.set()
-        thread.join()
-
-
-@pytest.mark.asyncio
-async def test_cancelling_a_request_closes_its_connection_so_that_the_server_stops() -> None:
-    async with served(None) as server:
-        task = asyncio.create_task(asked(server))
-        while not server.requests:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        while not server.cancelled:
-            await asyncio.sleep(0.001)
-        assert (server.cancelled, server.at_once) == (1, 0)
 
 
 @pytest.mark.asyncio
@@ -332,6 +158,42 @@ async def test_waiting_for_a_turn_counts_against_the_total_time() -> None:
 
 
 @pytest.mark.asyncio
+async def test_the_first_wait_is_between_half_and_all_of_backoff_by_chance() -> None:
+    for chance, waited in ((0.0, 0.5), (0.5, 0.75), (1.0, 1.0)):
+        clock = Clock()
+        async with served(error(500), ok({})) as server:
+            asking = client(server, Limits(backoff=1.0), clock=clock, sleep=clock.sleep, jitter=lambda c=chance: c)
+            await asking.ask("/x", {}, lambda answer: answer)
+        assert clock.slept == [waited]
+
+
+@pytest.mark.asyncio
+async def test_an_attempt_ends_at_its_own_limit_or_with_the_total_time() -> None:
+    async def forever() -> None:
+        await asyncio.sleep(3600)
+
+    for limits, message in (
+        (Limits(attempt_seconds=0.1, total_seconds=50, retries=0), r"no answer within 0.1 s \(1 attempts"),
+        (Limits(attempt_seconds=50, total_seconds=0.2, retries=0), r"no answer within 0.2 s \(1 attempts"),
+    ):
+        async with asyncio.timeout(10):
+            with pytest.raises(EngineGaveUp, match=message):
+                await Patience(limits).run(forever)
+    clock = Clock()
+    limits = Limits(backoff=0.0, attempt_seconds=50, total_seconds=50, retries=1)
+
+    async def long_and_then_forever() -> None:
+        if clock.now == 1000:
+            clock.now += 49.8
+            raise Transient("busy")
+        await forever()
+
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineGaveUp, match=r"no answer within 0.2 s \(2 attempts"):
+            await Patience(limits, clock=clock, sleep=clock.sleep).run(long_and_then_forever)
+
+
+@pytest.mark.asyncio
 async def test_rates_space_requests_and_tokens() -> None:
     assert await slept(ok({}), limits=Limits(requests_per_minute=60), requests=4) == [1.0, 1.0]
     assert await slept(ok({}), limits=Limits(tokens_per_minute=600), requests=3, tokens=50) == [4.0, 5.0]
@@ -367,6 +229,13 @@ async def test_a_wrong_schema_is_tried_again() -> None:
     async with served(ok({"a": 1})) as server:
         with pytest.raises(EngineGaveUp, match="the answer has no b"):
             await client(server).ask("/x", {}, read)
+
+
+@pytest.mark.asyncio
+async def test_a_retry_after_may_be_a_date() -> None:
+    until = email.utils.formatdate(time.time() + 30, usegmt=True)
+    (waited,) = await slept(error(503, **{"Retry-After": until}), ok({}), limits=Limits(backoff=0.001))
+    assert 25 < waited <= 30
 
 
 @pytest.mark.asyncio
@@ -441,12 +310,6 @@ def test_keys_are_taken_out_the_longest_first() -> None:
     assert redact("a k-345678 k-3456789 b", ["k-345678", "", None, "k-3456789"]) == "a [key] [key] b"
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "http://", "https:///v1"])
-def test_an_address_that_is_none(url: str) -> None:
-    with pytest.raises(ValueError):
-        Pool(url)
-
-
 @pytest.mark.parametrize(
     "value", [{"a": [1, 0.7, None, True, "é\u2028\x00"], "b": {}}, "half \ud83d of a pair", 10**30, "x" * 5000, []]
 )
@@ -454,10 +317,26 @@ def test_what_is_sent_is_the_json_of_the_value(value: Any) -> None:
     assert json.loads(written(value)) == value == parsed(written(value)) == parsed(json.dumps(value).encode())
 
 
+WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("encoding", WIDE)
+async def test_a_key_is_not_shown_in_an_encoding_that_json_in_bytes_may_have(encoding: str) -> None:
+    for status in (200, 401):
+        async with served(Answer(status, f'{{"error": {{"message": "{KEY}"}}}}'.encode(encoding))) as server:
+            with pytest.raises(EngineGaveUp) as caught:
+                await client(server, Limits(retries=0), key=KEY).ask("/x", {}, lambda answer: answer)
+        said = str(caught.value)
+        assert KEY not in said.replace("\0", "")
+        assert ("the answer is not JSON" if status == 200 else "[key]") in said
+
+
 def test_what_json_reads_is_read_and_what_it_refuses_is_refused() -> None:
     assert parsed(b'"\\ud800"') == "\ud800"
     assert parsed(b'{"a": 1, "a": 2}') == {"a": 2} and parsed(b"-Infinity") == -float("inf")
-    for text in (b"", b"[1,]", b"{'a': 1}", b'"\xff"', b"[1] 2", b'"\x01"', b"nul"):
+    assert parsed(b'\xef\xbb\xbf{"a": 1}') == {"a": 1} and parsed(b'"\xed\xa0\x80"') == "\ud800"
+    for text in (b"", b"[1,]", b"{'a': 1}", b'"\xff"', b"[1] 2", b'"\x01"', b"nul", *map("[1]".encode, WIDE)):
         with pytest.raises(ValueError):
             parsed(text)
     with pytest.raises(RecursionError):

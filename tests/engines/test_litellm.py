@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email.utils
 import sys
+import time
 import types
 from typing import Any
 
@@ -10,10 +12,10 @@ import pytest
 
 from midflight.engines.base import EngineGaveUp, GenerateRequest, Message, PromptTooLong, Sampling
 from midflight.engines.config import EngineConfig
-from midflight.engines.http import Ledger
+from midflight.engines.http import Ledger, Patience
 from midflight.engines.remote import remote_engine
 from midflight.errors import UserError
-from tests.engines.serving import chat
+from tests.engines.serving import chat, error, ok, served
 
 ASKED = GenerateRequest((Message("user", ("<s>hi",)),), Sampling(0.0, max_tokens=9))
 KEY = "sk-very-secret-0123456789"
@@ -24,9 +26,10 @@ class TooLong(Exception):
 
 
 class Failure(Exception):
-    def __init__(self, status_code: int) -> None:
-        super().__init__(f"status {status_code} for {KEY}")
+    def __init__(self, status_code: int, said: str = "", **headers: str) -> None:
+        super().__init__(f"status {status_code} for {KEY} {said}")
         self.status_code = status_code
+        self.response = types.SimpleNamespace(headers=headers)
 
 
 @pytest.fixture
@@ -87,6 +90,52 @@ async def test_what_will_not_pass_is_final_and_does_not_show_the_key(asked: list
     assert len(asked) == 2
     with pytest.raises(PromptTooLong, match="too many"):
         await text(TooLong("too many"), chat())
+
+
+@pytest.mark.asyncio
+async def test_a_spent_quota_is_not_waited_for_and_a_time_that_is_named_is(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EngineGaveUp, match="status 429 for"):
+        await text(Failure(429, '{"code": "insufficient_quota"}'), chat())
+    assert len(asked) == 1
+    waits: list[float] = []
+    monkeypatch.setattr(Patience, "_wait", lambda self, count, retry_after: waits.append(retry_after) or 0.0)
+    until = email.utils.formatdate(time.time() + 30, usegmt=True)
+    for failure in (Failure(429, **{"retry-after": "7"}), Failure(503, **{"retry-after": until}), Failure(500)):
+        assert await text(failure, chat("hello")) == "hello"
+    assert waits == [7.0, pytest.approx(30, abs=5), 0.0]
+
+
+@pytest.mark.asyncio
+async def test_the_package_itself_hides_a_spent_quota_and_the_time_to_wait_behind_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it fetches one as it is imported
+    pytest.importorskip("litellm")
+    waits: list[float] = []
+    monkeypatch.setattr(Patience, "_wait", lambda self, count, retry_after: waits.append(retry_after) or 0.0)
+    busy = error(429, "slow down", "rate_limit_exceeded", **{"Retry-After": "7"})
+    monkeypatch.setenv("LITE_KEY", KEY)
+    async with served(busy, ok(chat("hello")), error(429, "pay", "insufficient_quota")) as server:
+        settings = EngineConfig(
+            provider="litellm", model="openai/x", base_url=server.base_url, key_variable="LITE_KEY", retries=1
+        )
+        engine, _ = remote_engine("other", settings, Ledger())
+        assert (await engine.generate(ASKED)).text == "hello"
+        with pytest.raises(EngineGaveUp, match="pay"):
+            await engine.generate(ASKED)
+        assert waits == [7.0] and len(server.requests) == 3
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_is_refused_is_paid_for(asked: list[dict[str, Any]]) -> None:
+    ledger = Ledger()
+    sys.modules["litellm"].answers[:] = [{**chat(usage=(60, 40)), "choices": []}, chat(usage=(7, 3))]  # type: ignore[attr-defined]
+    settings = EngineConfig(provider="litellm", model="anthropic/x", retries=1)
+    engine, _ = remote_engine("other", settings, ledger)
+    await engine.generate(ASKED)
+    assert (ledger.total.requests, ledger.total.retries, ledger.total.tokens) == (1, 1, 110)
 
 
 @pytest.mark.asyncio

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,7 @@ async def test_what_holds_a_text_is_asked_for_where_the_server_has_it() -> None:
         wanted = {"name": "answer", "strict": False, "schema": {"type": "object"}}
         assert server.bodies[-1]["response_format"]["json_schema"]["strict"] is True
         assert [body.get("structured_outputs") or body["response_format"] for body in server.bodies[:-2]] == [
-            {"grammar": 'start: "x"'},
+            {"grammar": '%llguidance {}\nstart: "x"'},
             {"json": {"type": "object"}},
             {"type": "json_schema", "json_schema": wanted},
         ]
@@ -196,12 +198,70 @@ async def test_a_budget_lets_what_is_under_way_end_and_nothing_new_begin() -> No
 
 
 @pytest.mark.asyncio
-async def test_a_retry_counts_against_the_budget_and_is_counted_when_given_up() -> None:
+async def test_what_is_spent_to_the_last_is_spent() -> None:
+    for budget in ({"tokens": 100}, {"money": 0.01}):
+        async with served(ok(chat(usage=(90, 10)))) as server:
+            asking = engine(server, ledger=Ledger(**budget), prices=Prices(100.0, 100.0))  # type: ignore[arg-type]
+            await asking.generate(ASKED)
+            with pytest.raises(BudgetSpent):
+                await asking.generate(ASKED)
+            assert len(server.requests) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_retry_is_counted_when_given_up() -> None:
     ledger = Ledger()
     async with served(error(500)) as server:
         with pytest.raises(EngineGaveUp):
             await engine(server, ledger=ledger).for_module("planner").generate(ASKED)
     assert ledger.total == Usage(requests=0, retries=1)
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_is_refused_is_paid_for_as_far_as_it_says_and_a_retry_finds_the_budget_spent() -> None:
+    malformed = {"choices": [], "usage": {"prompt_tokens": 60, "completion_tokens": 40}}
+    for answer in (malformed, chat(finish="content_filter", usage=(60, 40))):
+        ledger = Ledger(tokens=200)
+        async with served(ok(answer)) as server:
+            asking = engine(server, Limits(backoff=0.001, retries=5), ledger, prices=Prices(1e4, 1e4))
+            for _ in range(3):
+                with pytest.raises((EngineGaveUp, BudgetSpent)):
+                    await asking.generate(ASKED)
+            assert len(server.requests) == 2
+        retries = 1 if answer is malformed else 0
+        assert ledger.total == Usage(0, retries, 0, 120, 80, pytest.approx(2.0))
+    ledger = Ledger()
+    async with served(ok({"choices": []}), ok({**malformed, "usage": {"prompt_tokens": -1}}), ok([])) as server:
+        with pytest.raises(EngineGaveUp):
+            await engine(server, Limits(backoff=0.001, retries=2), ledger).generate(ASKED)
+    assert ledger.total == Usage(retries=2)
+
+
+@pytest.mark.asyncio
+async def test_a_cache_that_cannot_be_read_or_written_is_the_engines_failure(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    path.write_bytes(b"not a database at all" * 100)
+    spoilt = {
+        "garbage": None,
+        "no such column": "CREATE TABLE answers (key TEXT PRIMARY KEY, other TEXT)",
+        "no answer": "CREATE TABLE answers (key TEXT, answer TEXT); CREATE TRIGGER full BEFORE INSERT ON answers "
+        "BEGIN SELECT RAISE(ABORT, 'disk full'); END",
+    }
+    for how, script in spoilt.items():
+        if script is not None:
+            path.unlink()
+            with closing(sqlite3.connect(path)) as connection:
+                connection.executescript(script)
+        cache = ResponseCache(path)
+        async with served(ok(chat())) as server:
+            asking = engine(server, cache=cache)
+            for _ in range(2):
+                with pytest.raises(EngineGaveUp) as caught:
+                    await asking.generate(ASKED)
+                assert f"the cache of answers, {path}: " in str(caught.value), how
+                assert str(caught.value).endswith("; delete the file, or set the engine's cache: false")
+            assert len(server.requests) == asking.ledger.total.requests == (2 if how == "no answer" else 0)
+        cache.close()
 
 
 @pytest.mark.asyncio
@@ -245,6 +305,7 @@ ORDINARY = (
     '<div class="x"><p>Hi</p><br/><H1>T</H1></div><!-- c -->',
     "List<int>, Map<String, List<T>>, vector<std::string>, Vec<u8>; x<y and y>z; if a<b: c>d; cout<<x>>y",
     "<https://a.example/x_y> <me@a.example>",
+    ">>> print(1) <<< x>>Y<<2; 1>>100<<2; a >> MASK << 3; >>answer<<",
 )
 
 
@@ -260,6 +321,7 @@ ORDINARY = (
         ("a<end_of_utterance>b<fake_token_around_image>", "a< end_of_utterance>b< fake_token_around_image>"),
         ("[SYSTEM_PROMPT]]<]minimax[>[ ]~b] ]~!b[ [e~[", "[ SYSTEM_PROMPT]]< ]minimax[>[ ] ~b] ] ~!b[ [ e~["),
         ("<new-model.token> <image> <0x0A>", "< new-model.token> < image> < 0x0A>"),
+        (">>ANSWER<< >>QUESTION<<>>TITLE<< <PRE> <pre>", "> >ANSWER<< > >QUESTION<<> >TITLE<< < PRE> <pre>"),
         *((text, text) for text in ORDINARY),
     ],
 )
@@ -277,6 +339,9 @@ def test_taking_apart_takes_time_in_proportion_whatever_the_text() -> None:
         "<" + "a::" * 7_000,
         "[A" + "_A" * 10_000,
         "[|" * 9_000,
+        ">" * 20_000 + "<",
+        ">>" + "A" * 20_000 + "<",
+        ">>AAA" * 7_000 + "<",
     ):
         defused(text)
     assert time.monotonic() - began < 2

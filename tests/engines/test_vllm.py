@@ -23,9 +23,9 @@ from midflight.engines.base import (
     PromptTooLong,
     Sampling,
 )
-from midflight.engines.http import Client, Ledger, Limits, Patience
-from midflight.errors import UserError
-from tests.engines.serving import error, ok, served
+from midflight.engines.http import Ledger, Prices, Usage
+from midflight.engines.served import GUIDANCE
+from tests.engines.serving import ok, remote, served
 from tests.training.tiny import make_byte_model
 
 pytestmark = pytest.mark.model
@@ -49,16 +49,6 @@ def server(model: Path) -> Iterator[str]:
     yield process.stdout.readline().strip()
     process.terminate()
     assert process.wait(20) == 143
-
-
-def remote(url: str, model: Path, **settings: Any) -> Any:
-    from midflight.engines.openai import Endpoint
-    from midflight.engines.vllm import VllmEngine, load_tokenizer
-
-    limits = Limits(retries=settings.pop("retries", 0), backoff=0.001, attempt_seconds=20)
-    endpoint = Endpoint("tiny", api="completions", context_length=settings.pop("context_length", 500))
-    client = Client(url, Patience(limits, name="sampler"), key="k1")
-    return VllmEngine("sampler", client, endpoint, load_tokenizer(str(model), "sampler"), **settings)
 
 
 def local(model: Path) -> Any:
@@ -177,6 +167,64 @@ def test_what_the_server_refuses_is_not_tried_again(server: str, model: Path) ->
     asyncio.run(all_of_it())
 
 
+@pytest.mark.parametrize("first", [-2e-3, -2.3])
+def test_a_choice_where_the_grammar_leaves_none_is_no_answer(model: Path, first: float) -> None:
+    """An `a` that is forced, and a letter of two."""
+
+    async def all_of_it() -> None:
+        grammar = 'start: "a" /[cd]/\n'
+        ids = remote("http://127.0.0.1:1/v1", model)._encoder.encode_text("ac")
+        answers = [
+            ok(
+                {
+                    "model": "tiny",
+                    "choices": [{**GOOD, "token_ids": ids, "logprobs": {"token_logprobs": [forced, -0.7]}}],
+                }
+            )
+            for forced in (first, -5e-4)
+        ]
+        async with served(*answers) as double:
+            request = GenerateRequest(MESSAGES, Sampling(max_tokens=3), grammar)
+            engine = remote(double.base_url, model)
+            with pytest.raises(EngineGaveUp, match="a choice where its grammar leaves none: the server draws under an"):
+                await engine.generate(request)
+            drawn = await engine.generate(request)
+            assert (drawn.forced, drawn.logprobs, drawn.grammar) == ((True, False), (0.0, -0.7), grammar)
+            assert [body["structured_outputs"] for body in double.bodies] == [
+                {"grammar": f"%llguidance {{}}\n{grammar}"}
+            ] * 2
+
+    asyncio.run(all_of_it())
+
+
+def test_what_vllm_is_sent_is_the_same_grammar_to_us(model: Path) -> None:
+    masks = remote("http://127.0.0.1:1/v1", model)._masks
+    for grammar in (GRAMMAR, "start: X\nX: /[a-f]+/ & /a[^d]*/\n", 'start: %json {"type": "object"}\n'):
+        own, sent = masks.start(grammar), masks.start(GUIDANCE + grammar)
+        for token in (98, 99, 99):
+            assert (masks.allowed(own) == masks.allowed(sent)).all()
+            own.consume_token(token)
+            sent.consume_token(token)
+
+
+def test_an_answer_that_is_refused_is_paid_for(model: Path) -> None:
+    async def all_of_it() -> None:
+        refused = {"model": "other", "choices": [GOOD], "usage": {"prompt_tokens": 60, "completion_tokens": 40}}
+        filtered = {"model": "tiny", "choices": [{**GOOD, "finish_reason": "abort"}], "usage": {"prompt_tokens": 5}}
+        ledger = Ledger()
+        async with served(ok(refused), ok({"model": "tiny", "choices": [GOOD]}), ok(filtered)) as double:
+            engine = remote(double.base_url, model, ledger=ledger, retries=1, prices=Prices(1e4, 1e4))
+            request = GenerateRequest(MESSAGES, Sampling(max_tokens=3))
+            drawn = await engine.generate(request)
+            length = len(drawn.prompt_ids)
+            assert ledger.total == Usage(1, 1, 0, 60 + length, 42, pytest.approx(1.02 + length / 100))
+            with pytest.raises(EngineGaveUp, match="ended for the reason 'abort'"):
+                await engine.generate(request)
+            assert (ledger.total.requests, ledger.total.tokens) == (1, 107 + length)
+
+    asyncio.run(all_of_it())
+
+
 GOOD = {"token_ids": [98, 99], "logprobs": {"token_logprobs": [-0.5, -1]}, "finish_reason": "length"}
 
 
@@ -235,56 +283,5 @@ def test_a_token_that_its_grammar_forbids_is_no_answer(model: Path) -> None:
                 await remote(double.base_url, model).generate(
                     GenerateRequest(MESSAGES, Sampling(max_tokens=3), GRAMMAR)
                 )
-
-    asyncio.run(all_of_it())
-
-
-MODELS = ok({"data": [{"id": "tiny"}]})
-FORCED = ok({"choices": [{"token_ids": [1, 0], "logprobs": {"token_logprobs": [0.0, 0.0]}}]})
-RAW = ok({"choices": [{"token_ids": [1, 0], "logprobs": {"token_logprobs": [-3.0, -2.0]}}]})
-NO_IDS = ok({"choices": [{"logprobs": {"token_logprobs": [0.0]}}]})
-
-
-@pytest.mark.parametrize(
-    ("answers", "message"),
-    [
-        ([ok({"data": [{"id": "other"}]})], "engines.sampler.model = tiny: the server has other; set one of these"),
-        ([MODELS, error(400, "no grammar")], """start it with --structured-outputs-config '{"backend": "guidance"}'"""),
-        ([MODELS, NO_IDS], "gives no token ids or log-probs; use vLLM 0.10.2 or newer"),
-        ([MODELS, RAW], "start it with --logprobs-mode processed_logprobs"),
-        ([MODELS, FORCED, error(404)], "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment, --enable"),
-        ([MODELS, FORCED, error(400), error(404)], "start it with VLLM_SERVER_DEV_MODE=1 in its environment"),
-    ],
-)
-def test_the_start_up_check_names_the_missing_flag(model: Path, answers: list[Any], message: str) -> None:
-    async def all_of_it() -> None:
-        async with served(*answers) as double:
-            with pytest.raises(UserError) as caught:
-                await remote(double.base_url, model).check()
-            assert message in str(caught.value) and "\n" not in str(caught.value)
-        async with served(MODELS, FORCED, error(400), ok({"success": True})) as double:
-            await remote(double.base_url, model).check()
-            assert [request.path for request in double.requests] == [
-                "/v1/models",
-                "/v1/completions",
-                "/v1/load_lora_adapter",
-                "/reset_prefix_cache",
-            ]
-
-    asyncio.run(all_of_it())
-
-
-def test_a_cache_that_is_not_emptied_is_an_error(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midflight.engines.vllm.RESET_ATTEMPTS", 3)
-
-    async def all_of_it() -> None:
-        async with served(
-            ok("Success"), ok({"success": False}), ok({"success": False}), ok({"success": True})
-        ) as double:
-            await remote(double.base_url, model).swap(tmp_path, 1)
-            assert len(double.requests) == 4
-        async with served(ok({"success": False})) as double:
-            with pytest.raises(EngineGaveUp, match="does not empty its prefix cache"):
-                await remote(double.base_url, model).swap(tmp_path, 1)
 
     asyncio.run(all_of_it())

@@ -3,7 +3,7 @@
 from midflight.engines.http.cache import ResponseCache
 from midflight.engines.http.client import Client, Malformed, NotThere, PromptRefused
 from midflight.engines.http.patience import Limits, Patience, Transient
-from midflight.engines.http.usage import Ledger, Prices, Usage, counted
+from midflight.engines.http.usage import Ledger, Prices, Usage, said_tokens
 
 __all__ = [
     "Client",
@@ -17,5 +17,5 @@ __all__ = [
     "ResponseCache",
     "Transient",
     "Usage",
-    "counted",
+    "said_tokens",
 ]

@@ -10,10 +10,14 @@ import asyncio
 import hashlib
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from midflight.engines.base import EngineGaveUp
+
+T = TypeVar("T")
 
 
 def cache_key(where: str, body: Mapping[str, Any]) -> str | None:
@@ -25,7 +29,11 @@ def cache_key(where: str, body: Mapping[str, Any]) -> str | None:
 
 
 class ResponseCache:
-    """JSON answers by key in one SQLite file, read and written by a thread of its own."""
+    """JSON answers by key in one SQLite file, read and written by a thread of its own.
+
+    Raises:
+        EngineGaveUp: the file cannot be read or written, or is no such file; of `get` and `put`.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,10 +43,18 @@ class ResponseCache:
 
     async def get(self, key: str) -> Any | None:
         """The answer, or None."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self._get, key)
+        return await self._done(self._get, key)
 
     async def put(self, key: str, answer: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._worker, self._put, key, json.dumps(answer))
+        await self._done(self._put, key, json.dumps(answer))
+
+    async def _done(self, work: Callable[..., T], *given: str) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, work, *given)
+        except (sqlite3.Error, ValueError) as error:
+            raise EngineGaveUp(
+                f"the cache of answers, {self._path}: {error}; delete the file, or set the engine's cache: false"
+            ) from None
 
     def close(self) -> None:
         """Wait for what is being written, then close."""
@@ -47,10 +63,15 @@ class ResponseCache:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
+            connection = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
+            except sqlite3.Error:
+                connection.close()
+                raise
+            self._connection = connection
         return self._connection
 
     def _get(self, key: str) -> Any | None:

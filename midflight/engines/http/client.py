@@ -124,7 +124,7 @@ class Client:
         said = _line(self.hide(said))
         message = f"{self.base_url}: HTTP {reply.status}{f': {said}' if said else ''}"
         if reply.status in TRANSIENT and code not in FOR_GOOD:
-            raise Transient(message, _retry_after(reply.headers.get("retry-after", "")))
+            raise Transient(message, retry_after(reply.headers.get("retry-after", "")))
         if reply.status in (400, 413, 422):
             raise PromptRefused(message)
         if reply.status in (401, 403):
@@ -151,11 +151,12 @@ def parsed(text: bytes) -> Any:
     try:
         return pydantic_core.from_json(text)
     except ValueError:
-        return json.loads(text)
+        return json.loads(text.decode("utf-8-sig", "surrogatepass"))  # of bytes it would read UTF-16 too
 
 
 def _decoded(reply: Reply) -> str:
-    return reply.body.decode("utf-8", "replace")
+    """Without the zeros that would stand between the letters of a key in UTF-16."""
+    return reply.body.decode("utf-8", "replace").replace("\0", "")
 
 
 def _said(body: str, key: str | None) -> tuple[str, str]:
@@ -180,7 +181,7 @@ def _line(said: str) -> str:
     return line if len(line) <= MOST_SAID else line[: MOST_SAID - 3] + "..."
 
 
-def _retry_after(value: str) -> float:
+def retry_after(value: str) -> float:
     """Seconds, from a number or a date; 0 where it says neither."""
     try:
         return max(0.0, min(float(value), 86_400.0))

@@ -1,6 +1,7 @@
 """What engines on servers used and cost, by module, and the budget of a run.
 
-Invariant: every answer a server gave is counted once, whoever asked; the total is the sum over modules.
+Invariant: every answer a server gave is counted once, whoever asked; of one that is refused, the tokens that it says it
+took. The total is the sum over modules.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from midflight.engines.base import BudgetSpent
 
 MOST_TOKENS = 10**9
 """Of one request: a server that counts more is not believed."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,16 @@ class Prices:
         return (prompt * self.prompt + completion * self.completion) / 1e6
 
 
-def counted(said: object, otherwise: T) -> int | T:
-    """The number of tokens that a server says; `otherwise` where that is none."""
-    return said if type(said) is int and 0 <= said <= MOST_TOKENS else otherwise
+def _counted(said: object) -> int | None:
+    return said if type(said) is int and 0 <= said <= MOST_TOKENS else None
+
+
+def said_tokens(answer: object) -> tuple[int | None, int | None]:
+    """Prompt and completion tokens that a JSON answer says it took; None where it does not."""
+    said = answer.get("usage") if isinstance(answer, Mapping) else None
+    if not isinstance(said, Mapping):
+        return None, None
+    return _counted(said.get("prompt_tokens")), _counted(said.get("completion_tokens"))
 
 
 @dataclass
@@ -83,7 +90,7 @@ class Ledger:
             raise BudgetSpent(f"budget.money = {self._money:g}: spent, with {self.total.money:.4g}")
 
     def add(self, module: str, engine: str, usage: Usage) -> None:
-        """Count one answer."""
+        """Count what was used."""
         self.of.setdefault((module, engine), Usage()).add(usage)
         self.total.add(usage)
 

@@ -21,7 +21,8 @@ MOST_BODY = 256_000_000
 
 MOST_CONNECTING = 32
 """Connections that are being made at a time: a server's queue of those it has not taken yet is often 128 long, and what
-does not fit waits for a second. So too the first requests leave while the next connections are made."""
+does not fit waits for a second. So too the first requests leave while the next connections are made, and what they used
+is there for those that still wait."""
 MOST_DIGITS = 18
 """Of a length; Python reads no number of thousands."""
 
@@ -84,13 +85,15 @@ class Pool:
         target = path[1:] if path.startswith("//") else self._path + path
         head = f"{method} {target} HTTP/1.1\r\n{self._named}{headers}Content-Length: {len(body)}\r\n\r\n"
         data = head.encode("latin-1") + body
-        kept = self._kept()
-        if kept is not None:
-            try:
-                return await self._asked(kept, data)
-            except _Silent:
-                self.replaced += 1
-        return await self._asked(await self._connected(), data)
+        connection = self._kept() or await self._connected()
+        kept = connection.kept
+        try:
+            return await self._asked(connection, data)
+        except _Silent:
+            if not kept:
+                raise
+            self.replaced += 1
+        return await self._asked(await self._connected(new=True), data)
 
     async def _asked(self, connection: _Connection, data: bytes) -> Reply:
         try:
@@ -100,6 +103,7 @@ class Pool:
             connection.abort()
             raise
         if connection.reusable:
+            connection.kept = True
             self._idle.append(connection)
         else:
             self._open.discard(connection)
@@ -121,11 +125,15 @@ class Pool:
             self._open.discard(connection)
         return None
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self, *, new: bool = False) -> _Connection:
+        """A connection that was made; or, unless it has to be `new`, one that has come free before its turn came."""
         assert self._loop is not None
         if self._tls and self._context is None:
             self._context = ssl.create_default_context()
         async with self._connecting:
+            kept = None if new else self._kept()
+            if kept is not None:
+                return kept
             _, connection = await self._loop.create_connection(_Connection, self._host, self._port, ssl=self._context)
         self._open.add(connection)
         return connection
@@ -140,10 +148,10 @@ async def _closing(connections: set[_Connection]) -> AsyncGenerator[None, None]:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; `reusable` once an answer was read to its end and the server keeps it open."""
+    """One connection; `reusable` once an answer was read to its end and the server keeps it open, `kept` since then."""
 
     def __init__(self) -> None:
-        self.reusable = False
+        self.reusable = self.kept = False
         self._silent = True
         self._waiter: asyncio.Future[Reply] | None = None
         self._reading = _Reading()

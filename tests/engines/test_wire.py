@@ -1,0 +1,274 @@
+"""HTTP over connections that are kept: what is an answer, whose it is, and what becomes of its connection."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from midflight.engines.http import Client, Limits, Patience
+from midflight.engines.http.wire import MOST_CONNECTING, Pool, WireError
+from tests.engines.serving import Served, ok, served, whole
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("raw", "body"),
+    [
+        (whole(b"{}", b"Content-Length: 2"), b"{}"),
+        (whole(b"{}", b"Connection: close"), b"{}"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + whole(b"{}", b"content-length: 2"), b"{}"),
+        (whole(b"1\r\n[\r\n3;x=y\r\n1, \r\n2\r\n2]\r\n0\r\n\r\n", b"Transfer-Encoding: chunked"), b"[1, 2]"),
+        (whole(b"2\r\n{}\r\n0\r\nTrailer: 1\r\n\r\n", b"Transfer-Encoding: chunked"), b"{}"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (whole(b"", b"Content-Length: 0"), b""),
+    ],
+)
+async def test_answers_are_read_however_they_are_sent(raw: bytes, body: bytes) -> None:
+    for size in (len(raw), 1):
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int = size) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            for at in range(0, len(raw), size):
+                writer.write(raw[at : at + size])
+                await writer.drain()
+                await asyncio.sleep(0)
+            writer.close()
+
+        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            assert (await Pool(f"http://127.0.0.1:{port}").ask("GET", "/")).body == body
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "the server closed the connection before its answer was whole"),
+        (whole(b"{", b"Content-Length: 2"), "the server closed the connection before its answer was whole"),
+        (whole(b"5\r\n{}\r\n", b"Transfer-Encoding: chunked"), "the server closed the connection before"),
+        (whole(b"xyz\r\n", b"Transfer-Encoding: chunked"), "not HTTP: a chunk of size b'xyz'"),
+        (whole(b"-2\r\n{}\r\n", b"Transfer-Encoding: chunked"), "not HTTP: a chunk of -2 bytes"),
+        (whole(b"{}", b"Content-Length: two"), "not HTTP: content-length 'two'"),
+        (whole(b"{}", b"Content-Length: " + b"9" * 5000), "an answer of more than 256000000 bytes"),
+        (whole(b"{}{}", b"Content-Length: 2"), "more came than the answer announced"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "not HTTP: 'SSH-2.0-OpenSSH'"),
+        (b"HTTP/1.1 banana\r\n\r\n", "not HTTP: 'HTTP/1.1 banana'"),
+        (b"x" * 70_000, "headers of more than 65536 bytes"),
+    ],
+)
+async def test_what_is_not_a_whole_answer_is_an_error(raw: bytes, message: str) -> None:
+    async with served(raw) as server:
+        with pytest.raises(WireError) as caught:
+            await Pool(server.base_url).ask("POST", "/x")
+        assert str(caught.value).startswith(message) and len(server.requests) == 1
+
+
+@pytest.mark.asyncio
+async def test_connections_are_kept_and_their_number_is_that_of_requests_at_once() -> None:
+    async with served(ok({}), delay=0.02) as server:
+        pool = Pool(server.base_url)
+        for _ in range(3):
+            await asyncio.gather(*(pool.ask("GET", "/x") for _ in range(5)))
+        assert len({id(request.transport) for request in server.requests}) == 5
+        assert {request.path for request in server.requests} == {"/v1/x"}
+        await pool.ask("GET", "//health")
+        assert server.requests[-1].path == "/health"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_kept_connection_that_the_server_closed_is_replaced_without_a_retry(reset: bool) -> None:
+    connections, requests = 0, 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections, requests
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n{}")
+        requests += 1
+        writer.write(whole(b"{}", b"Content-Length: 2"))
+        if reset:  # with the next request in its hand, unanswered
+            await reader.readuntil(b"\r\n\r\n{}")
+            writer.transport.abort()
+        writer.close()
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        attempts: list[int] = []
+        asking = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Patience(Limits(retries=0)))
+        for _ in range(6):
+            assert await asking.ask("/x", {}, lambda answer: answer, before=attempts.append) == {}
+    assert attempts == [1] * 6 and connections == requests == 6
+
+
+@pytest.mark.asyncio
+async def test_only_silence_on_a_kept_connection_is_asked_again_and_only_once() -> None:
+    for answer in (b"HTTP/1.1 2", b""):
+        seen: list[int] = []
+
+        async def handle(
+            reader: asyncio.StreamReader,
+            writer: asyncio.StreamWriter,
+            answer: bytes = answer,
+            seen: list[int] = seen,
+        ) -> None:
+            seen.append(0)
+            number = len(seen)
+            while await reader.readuntil(b"\r\n\r\n{}"):
+                seen[number - 1] += 1
+                if number == 1 and seen[0] == 1:
+                    writer.write(whole(b"{}", b"Content-Length: 2"))
+                    continue
+                writer.write(answer)
+                writer.close()
+                return
+
+        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+            pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            await pool.ask("POST", "/x", body=b"{}")
+            with pytest.raises(WireError, match="the server closed the connection before its answer was whole"):
+                await pool.ask("POST", "/x", body=b"{}")
+        assert seen == ([2, 1] if answer == b"" else [2])
+
+
+def test_an_event_loop_closes_its_connections_when_it_ends_and_the_next_gets_its_own() -> None:
+    ready, stop = threading.Event(), threading.Event()
+    there: list[Served] = []
+
+    def serve() -> None:
+        async def until_stopped() -> None:
+            async with served(ok({})) as server:
+                there.append(server)
+                ready.set()
+                while not stop.is_set():
+                    await asyncio.sleep(0.01)
+
+        asyncio.run(until_stopped())
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    ready.wait()
+    (server,) = there
+    pool = Pool(server.base_url)
+
+    async def twice() -> set[Any]:
+        await pool.ask("GET", "/")
+        await pool.ask("GET", "/")
+        assert not any(connection._transport.is_closing() for connection in pool._open)
+        return set(pool._open)
+
+    first, second = asyncio.run(twice()), asyncio.run(twice())
+    try:
+        assert len(first) == len(second) == 1 and not first & second
+        assert all(connection._transport.is_closing() for connection in first | second)
+        assert len({id(request.transport) for request in server.requests}) == 2
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_each_event_loop_has_its_own_turns_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midflight.engines.http.wire.MOST_CONNECTING", 1)
+    pool = Pool("http://127.0.0.1:1")
+
+    async def three() -> list[Any]:
+        Connecting(monkeypatch)
+        return await asyncio.gather(*(pool.ask("GET", "/") for _ in range(3)), return_exceptions=True)
+
+    for _ in range(2):
+        assert [type(one) for one in asyncio.run(three())] == [ConnectionRefusedError] * 3
+
+
+@pytest.mark.asyncio
+async def test_cancelling_a_request_closes_its_connection_so_that_the_server_stops() -> None:
+    async with served(None) as server:
+        asking = Client(server.base_url, Patience(Limits()))
+        task = asyncio.create_task(asking.ask("/x", {}, lambda answer: answer))
+        while not server.requests:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not asking.pool._open  # which is here still: collected, it would close what it has
+        async with asyncio.timeout(5):
+            while not server.cancelled:
+                await asyncio.sleep(0.001)
+        assert (server.cancelled, server.at_once, len(server.requests)) == (1, 0, 1)
+
+
+class Connecting:
+    """The event loop's way to a server, a little longer; `ready` says when the connection of a number may be made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ready: Callable[[int], bool] = lambda number: True) -> None:
+        self.begun = self.ended = self.most = 0
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+
+        async def slowly(*given: Any, **named: Any) -> Any:
+            number, self.begun = self.begun, self.begun + 1
+            self.most = max(self.most, self.begun - self.ended)
+            await asyncio.sleep(0.01)
+            while not ready(number):
+                await asyncio.sleep(0.001)
+            self.ended += 1
+            return await connect(*given, **named)
+
+        monkeypatch.setattr(loop, "create_connection", slowly)
+
+
+@pytest.mark.asyncio
+async def test_so_many_connections_are_made_at_a_time_and_the_first_requests_leave_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served(ok({}), delay=0.1) as server:
+        first = MOST_CONNECTING // 2
+        connecting = Connecting(monkeypatch, lambda number: number < first or len(server.requests) >= first)
+        pool = Pool(server.base_url)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(pool.ask("GET", "/x") for _ in range(3 * MOST_CONNECTING)))
+        assert connecting.most == MOST_CONNECTING and len(server.requests) == 3 * MOST_CONNECTING
+
+
+@pytest.mark.asyncio
+async def test_who_waits_to_connect_takes_a_connection_that_has_come_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    connecting = Connecting(monkeypatch)
+    async with served(ok({})) as server:
+        pool = Pool(server.base_url)
+        await asyncio.gather(*(pool.ask("GET", "/x") for _ in range(10 * MOST_CONNECTING)))
+        assert len(server.requests) == 10 * MOST_CONNECTING
+        assert connecting.ended == len(pool._open) < 5 * MOST_CONNECTING
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_came_free_and_was_closed_is_replaced_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("midflight.engines.http.wire.MOST_CONNECTING", 1)
+    seen: list[int] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(0)
+        number = len(seen) - 1
+        while seen[number] < 2 and await reader.readuntil(b"\r\n\r\n"):
+            seen[number] += 1
+            if seen[number] == 1:
+                writer.write(whole(b"{}", b"Content-Length: 2"))
+        writer.transport.abort()  # with the second request in its hand
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        pool = Pool(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+        async def ask() -> bytes:
+            return (await pool.ask("GET", "/")).body
+
+        first = asyncio.create_task(ask())
+        await asyncio.sleep(0)
+        Connecting(monkeypatch, lambda number: first.done())  # so the third has its turn when a connection is free
+        assert await asyncio.gather(first, ask(), ask()) == [b"{}"] * 3
+    assert pool.replaced == 1 and seen == [2, 1, 1]
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:80", "http://", "https:///v1"])
+def test_an_address_that_is_none(url: str) -> None:
+    with pytest.raises(ValueError):
+        Pool(url)
