@@ -111,6 +111,19 @@ class ClosableTool(Protocol):
         """Let go of it; safe to call twice."""
 
 
+async def call_tool(tool: Tool, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+    """`tool.call`, as the agent makes it: a failure that the planner can do something about is a result.
+
+    Limits around a tool try such a one again first; a tool may have none. Raises as `Tool.call` does.
+    """
+    try:
+        return await tool.call(arguments, seconds)
+    except TransientError as error:
+        if error.infrastructure:
+            raise
+        return ToolResult(str(error), ErrorKind.TOOL_ERROR)
+
+
 class _Finish:
     """The built-in `finish` tool: choosing it ends the loop, so a call does nothing."""
 

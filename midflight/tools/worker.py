@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from midflight.errors import GivenUp
 from midflight.tools.base import InfrastructureError, ToolError, TransientError
 
 P = ParamSpec("P")
@@ -38,7 +39,7 @@ AT_ONCE = max(2, os.cpu_count() or 1)
 """Calls that run at a time, and idle workers that are kept."""
 VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """What a worker sees of the environment."""
-_ERRORS = {error.__name__: error for error in (ToolError, InfrastructureError, TransientError)}
+_ERRORS = {error.__name__: error for error in (ToolError, TransientError, GivenUp, InfrastructureError)}
 
 
 async def run_in_worker(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -48,8 +49,8 @@ async def run_in_worker(function: Callable[P, T], *arguments: P.args, **named: P
         function: of a module that can be imported; its result is JSON.
 
     Raises:
-        InfrastructureError: raised by the function.
-        ToolError: any other exception of the function, or the worker died, such as of its memory limit.
+        TransientError, GivenUp, InfrastructureError: raised by the function.
+        ToolError: raised by it, or stands for another exception, or the worker died, such as of its memory limit.
         asyncio.CancelledError: the caller cancelled or timed out; the worker is killed.
     """
     request = pickle.dumps((function.__module__, function.__qualname__, arguments, named))
@@ -59,7 +60,7 @@ async def run_in_worker(function: Callable[P, T], *arguments: P.args, **named: P
     outcome = json.loads(answer)
     if "result" in outcome:
         return cast(T, outcome["result"])
-    raise _ERRORS.get(outcome["error"], ToolError)(outcome["message"])
+    raise _ERRORS[outcome["error"]](outcome["message"], **outcome["said"])
 
 
 async def _asked(request: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
@@ -182,10 +183,18 @@ def serve() -> None:
             if len(answer) > LARGEST:
                 raise ToolError(f"the result is larger than {LARGEST >> 20} MB")
         except BaseException as error:  # the boundary: the caller gets every failure as a typed one
-            kind = type(error).__name__
-            message = str(error) if kind in _ERRORS else f"{kind}: {error}"
-            answer = json.dumps({"error": kind, "message": message}).encode()
+            answer = json.dumps(_told(error)).encode()
         _send(answers, answer)
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    """An error as one of `_ERRORS`, with what else that one says."""
+    kind = next((name for name, known in _ERRORS.items() if isinstance(error, known)), "")
+    said = {}
+    if isinstance(error, TransientError):
+        said = {"retry_after": error.retry_after, "infrastructure": error.infrastructure}
+    message = str(error) if kind else f"{type(error).__name__}: {error}"
+    return {"error": kind or "ToolError", "message": message, "said": said}
 
 
 def _end_with(parent: int) -> None:
