@@ -70,7 +70,7 @@ class LimitedTool:
             self.tool.close()
 
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
-        """See `Tool.call`. Waiting for the rate does not count as the call's time; retries do."""
+        """See `Tool.call`. A retry waits for the rate as well. That waiting is not the call's time; retries are."""
         most = self.options.max_calls
         if most is None or self._scope is None:
             return await self._answered(arguments, seconds)
@@ -122,6 +122,7 @@ class LimitedTool:
                     return ToolResult(str(error), ErrorKind.TOOL_ERROR)
             attempt += 1
             await asyncio.sleep(pause)
+            end += await self._rate.turn()
             left = end - loop.time()
 
     def _entry(self, arguments: Mapping[str, Any]) -> Path | None:
@@ -168,14 +169,16 @@ class _Rate:
         self._apart = 60 / per_minute if per_minute else 0.0
         self._next = 0.0
 
-    async def turn(self) -> None:
+    async def turn(self) -> float:
+        """Wait for a turn; the seconds that it took."""
         if not self._apart:
-            return
+            return 0.0
         now = time.monotonic()
         mine = max(now, self._next)
         self._next = mine + self._apart
         if mine > now:
             await asyncio.sleep(mine - now)
+        return mine - now
 
 
 def _read(entry: Path, hours: float | None) -> str | None:
