@@ -41,6 +41,8 @@ VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "SSL_
 """What a worker sees of the environment."""
 _ERRORS = {error.__name__: error for error in (ToolError, TransientError, GivenUp, InfrastructureError)}
 
+_DIED = "the worker process died; the input may need too much memory"
+
 
 async def run_in_worker(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """`function(*arguments, **named)` in a worker.
@@ -53,13 +55,35 @@ async def run_in_worker(function: Callable[P, T], *arguments: P.args, **named: P
         ToolError: raised by it, or stands for another exception, or the worker died, such as of its memory limit.
         asyncio.CancelledError: the caller cancelled or timed out; the worker is killed.
     """
-    request = pickle.dumps((function.__module__, function.__qualname__, arguments, named))
+    request = _request(function, arguments, named)
     loop = asyncio.get_running_loop()
     async with _SLOTS.setdefault(loop, asyncio.Semaphore(AT_ONCE)):
         answer = await _asked(request, loop)
+    return cast(T, _result(answer))
+
+
+def run_in_worker_now(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """As `run_in_worker`, but the thread waits: for what a tool has to know when it is made."""
+    worker = _POOL.take()
+    try:
+        answer = worker.ask(_request(function, arguments, named))
+        if answer is None:
+            raise ToolError(_DIED)
+    except BaseException:
+        worker.kill()
+        raise
+    _POOL.give_back(worker)
+    return cast(T, _result(answer))
+
+
+def _request(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
+    return pickle.dumps((function.__module__, function.__qualname__, arguments, named))
+
+
+def _result(answer: bytes) -> Any:
     outcome = json.loads(answer)
     if "result" in outcome:
-        return cast(T, outcome["result"])
+        return outcome["result"]
     raise _ERRORS[outcome["error"]](outcome["message"], **outcome["said"])
 
 
@@ -71,7 +95,7 @@ async def _asked(request: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
     def settle(answer: bytes | None) -> None:
         if not answered.done():
             if answer is None:
-                answered.set_exception(ToolError("the worker process died; the input may need too much memory"))
+                answered.set_exception(ToolError(_DIED))
             else:
                 answered.set_result(answer)
 
