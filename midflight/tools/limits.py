@@ -89,8 +89,8 @@ class LimitedTool:
         """From the cache, or by a call."""
         entry = self._entry(arguments)
         cached = await asyncio.to_thread(_read, entry, self.options.cache_hours) if entry else None
-        result = ToolResult(cached) if cached is not None else await self._called(arguments, seconds)
-        if entry and cached is None and result.error is None:
+        result, new = (ToolResult(cached), False) if cached is not None else await self._called(arguments, seconds)
+        if entry and new:
             try:
                 await asyncio.to_thread(_write, entry, result.text)
             except OSError as error:  # the result is good, and the next call makes it anew
@@ -102,7 +102,8 @@ class LimitedTool:
             self._said.append(line)
             print(f"{self.name}: {line}", file=sys.stderr)
 
-    async def _called(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+    async def _called(self, arguments: Mapping[str, Any], seconds: float) -> tuple[ToolResult, bool]:
+        """The result, and whether a cache may keep it."""
         await self._rate.turn()
         loop = asyncio.get_running_loop()
         limit = left = self.options.seconds or seconds
@@ -112,14 +113,15 @@ class LimitedTool:
                 result = await self.tool.call(arguments, left)
                 if result.error is ErrorKind.TOOL_TIMEOUT and attempt:  # it tells what was left for the last attempt
                     whole = f" {limit:g} seconds, with {attempt} more attempts"
-                    return replace(result, text=result.text.replace(f" {left:g} seconds", whole))
-                return result
+                    result = replace(result, text=result.text.replace(f" {left:g} seconds", whole))
+                return result, result.error is None
             except TransientError as error:
                 pause = FIRST_PAUSE * 2**attempt if error.retry_after is None else error.retry_after
                 if attempt == self.options.retries or loop.time() + pause >= end:
-                    if error.infrastructure:
+                    ending = error.ending()
+                    if ending is None:
                         raise
-                    return ToolResult(str(error), ErrorKind.TOOL_ERROR)
+                    return ending, False
             attempt += 1
             await asyncio.sleep(pause)
             end += await self._rate.turn()

@@ -214,9 +214,9 @@ def serve() -> None:
 def _told(error: BaseException) -> dict[str, Any]:
     """An error as one of `_ERRORS`, with what else that one says."""
     kind = next((name for name, known in _ERRORS.items() if isinstance(error, known)), "")
-    said = {}
+    said: dict[str, Any] = {}
     if isinstance(error, TransientError):
-        said = {"retry_after": error.retry_after, "infrastructure": error.infrastructure}
+        said = {"retry_after": error.retry_after, "infrastructure": error.infrastructure, "so_far": error.so_far}
     message = str(error) if kind else f"{type(error).__name__}: {error}"
     return {"error": kind or "ToolError", "message": message, "said": said}
 

@@ -32,7 +32,7 @@ class NotFound(ToolError):
 def fails(kind: str) -> None:
     print("noise on standard output", flush=True)
     if kind == "busy":
-        raise TransientError("why", retry_after=1.5, infrastructure=False)
+        raise TransientError("why", retry_after=1.5, infrastructure=False, so_far="what")
     errors = {"tool": ToolError, "own": NotFound, "service": InfrastructureError, "ended": GivenUp, "value": ValueError}
     raise errors[kind]("why")
 

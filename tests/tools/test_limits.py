@@ -200,6 +200,13 @@ def test_the_cache_holds_every_argument_tool_and_option_and_only_what_succeeded(
     assert call(made).text == "a 3"
 
 
+def test_another_version_of_midflight_answers_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = limited(Counting(lambda n: n), tmp_path, cache_hours=1)
+    assert [call(made).text, call(made).text] == ["a 1", "a 1"]
+    monkeypatch.setattr(limits, "__version__", "another")
+    assert call(made).text == "a 2"
+
+
 def test_a_long_result_keeps_its_ends_and_the_whole_of_it(tmp_path: Path) -> None:
     text = "".join(f"line {number}\n" for number in range(200))
     cut = shortened(ToolResult(text, ErrorKind.TOOL_ERROR), 300)

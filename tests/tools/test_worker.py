@@ -63,7 +63,7 @@ def test_errors_come_back_as_they_are(kind: str, error: type[Exception], message
 def test_what_a_transient_failure_says_comes_back_with_it() -> None:
     with pytest.raises(TransientError, match="^why$") as caught:
         asyncio.run(run_in_worker(in_worker.fails, "busy"))
-    assert (caught.value.retry_after, caught.value.infrastructure) == (1.5, False)
+    assert (caught.value.retry_after, caught.value.infrastructure, caught.value.so_far) == (1.5, False, "what")
 
 
 def test_memory_is_bounded_and_a_death_is_an_error_after_which_calls_go_on() -> None:
