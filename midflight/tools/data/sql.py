@@ -21,7 +21,7 @@ from midflight.errors import UserError
 from midflight.tools.base import Tool, ToolError, one_line
 from midflight.tools.data.sqlite import SETTINGS, opened, path_of, quoted
 from midflight.tools.function import tool
-from midflight.tools.options import ToolContext, ToolOptions
+from midflight.tools.options import ToolContext, ToolOptions, installed
 from midflight.tools.worker import run_in_worker, run_in_worker_now
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def sql(options: SqlOptions, context: ToolContext) -> Tool:
 
     made = tool(sql)
     files = getattr(options, "files", ())
-    if files:
+    if files and not options.missing() and installed("duckdb"):
         try:
             described = "; ".join(run_in_worker_now(tables, [os.path.abspath(file) for file in files]))
         except ToolError as error:

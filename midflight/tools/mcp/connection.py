@@ -186,7 +186,7 @@ class McpConnection:
             async with asyncio.timeout_at(end):
                 client = await self._connected()
         except TimeoutError:  # it goes on starting, for the next call
-            raise TransientError(f"MCP server {self.name}: did not start within {seconds:g} seconds") from None
+            raise TransientError(f"MCP server {self.name}: has not started in the time of the call") from None
         try:
             async with asyncio.timeout_at(end):
                 result = await self._answer(client.call_tool(tool, dict(arguments)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from midflight.errors import UserError
 from midflight.recipe import load_recipe
-from midflight.tools import ErrorKind, LimitedTool, Tool, ToolResult, make_toolset
+from midflight.tools import ErrorKind, LimitedTool, Tool, ToolResult, make_toolset, recipe_tool_info
 from tests.recipe.test_config import MINIMAL
 
 duckdb = pytest.importorskip("duckdb")
@@ -178,6 +179,17 @@ def test_files_that_are_wrong_are_told_before_anything_starts(tmp_path: Path, fi
     ):
         with pytest.raises(UserError, match=line):
             made(wrong)
+
+
+def test_it_is_listed_also_where_it_cannot_be_used_yet(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(file: str) -> str:
+        (row, _) = recipe_tool_info(["sql"], {"sql": {"files": [file]}}, {})
+        assert row.description == "answer a SQL query over the tables"
+        return row.missing
+
+    assert missing("/no/such.csv") == "/no/such.csv: no such file; give others in agent.tool_options.sql.files"
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert missing(files[0]) == "pip install 'midflight[tools]' (duckdb)"
 
 
 def test_files_are_relative_to_the_recipe_and_the_result_is_not_cached(
