@@ -17,7 +17,7 @@ from midflight.agent.strict import parse_object
 from midflight.agent.types import Action
 from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.records import record
-from midflight.tools.base import ErrorKind, ToolCall, ToolResult
+from midflight.tools.base import ErrorKind, ToolCall, ToolResult, call_tool
 
 if TYPE_CHECKING:
     from midflight.tools.base import Tool, Toolset
@@ -145,7 +145,7 @@ async def _validated_call(
     if reason is not None:
         return _invalid(f"{tool.name}: {reason}", generation)
     on_call()
-    return Execution(ToolCall(tool.name, arguments), await tool.call(arguments, seconds), generation)
+    return Execution(ToolCall(tool.name, arguments), await call_tool(tool, arguments, seconds), generation)
 
 
 def _unknown_tool(action: Action, toolset: Toolset) -> Execution:

@@ -29,6 +29,7 @@ from midflight.tools import (
     recipe_tool_info,
     tool_info,
 )
+from midflight.tools.base import call_tool
 from midflight.tools.own import is_own, load_own
 
 
@@ -151,4 +152,4 @@ async def _call(toolset: Toolset, name: str, arguments: dict[str, Any], seconds:
     async with Scope() as scope:
         tool = toolset.scoped(scope).get(name)
         assert tool is not None, "it was looked up before"
-        return await tool.call(arguments, seconds)
+        return await call_tool(tool, arguments, seconds)

@@ -49,11 +49,25 @@ class TransientError(InfrastructureError):
         retry_after: seconds to wait, where the service says so.
         infrastructure: False where the planner can do something about it, such as choosing another page: when all
             retries fail the call then ends in TOOL_ERROR.
+        so_far: what can be answered all the same: when all retries fail it is the result, which no cache keeps.
     """
 
-    def __init__(self, message: str, *, retry_after: float | None = None, infrastructure: bool = True) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        infrastructure: bool = True,
+        so_far: str | None = None,
+    ) -> None:
         super().__init__(message)
-        self.retry_after, self.infrastructure = retry_after, infrastructure
+        self.retry_after, self.infrastructure, self.so_far = retry_after, infrastructure, so_far
+
+    def ending(self) -> ToolResult | None:
+        """What the call ends in when nobody tries it again; None where this is to be raised."""
+        if self.so_far is not None:
+            return ToolResult(self.so_far)
+        return None if self.infrastructure else ToolResult(str(self), ErrorKind.TOOL_ERROR)
 
 
 @record
@@ -109,6 +123,20 @@ class ClosableTool(Protocol):
 
     def close(self) -> None:
         """Let go of it; safe to call twice."""
+
+
+async def call_tool(tool: Tool, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+    """`tool.call`, as the agent makes it: a failure that the planner can do something about is a result.
+
+    Limits around a tool try such a one again first; a tool may have none. Raises as `Tool.call` does.
+    """
+    try:
+        return await tool.call(arguments, seconds)
+    except TransientError as error:
+        result = error.ending()
+        if result is None:
+            raise
+        return result
 
 
 class _Finish:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from midflight.redacting import redact_all, redact_cut
-from midflight.tools.base import ClosableTool, Tool, ToolResult
+from midflight.tools.base import ClosableTool, Tool, ToolResult, TransientError
 from midflight.tools.scope import Scope, ScopedTool, ToolAround
 
 
@@ -38,6 +38,8 @@ class HidingTool(ToolAround):
             result = await self.tool.call(arguments, seconds)
         except Exception as error:
             error.args = tuple(self._hidden(one) if isinstance(one, str) else one for one in error.args)
+            if isinstance(error, TransientError) and error.so_far is not None:
+                error.so_far = self._hidden(error.so_far)
             raise
         whole = None if result.whole is None else self._hidden(result.whole)
         return replace(result, text=self._hidden(result.text), whole=whole)

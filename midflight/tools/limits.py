@@ -67,7 +67,7 @@ class LimitedTool(ToolAround):
             self.tool.close()
 
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
-        """See `Tool.call`. Waiting for the rate does not count as the call's time; retries do."""
+        """See `Tool.call`. A retry waits for the rate as well. That waiting is not the call's time; retries are."""
         most = self.options.max_calls
         if most is None or self._scope is None:
             return await self._answered(arguments, seconds)
@@ -86,8 +86,8 @@ class LimitedTool(ToolAround):
         """From the cache, or by a call."""
         entry = self._entry(arguments)
         cached = await asyncio.to_thread(_read, entry, self.options.cache_hours) if entry else None
-        result = ToolResult(cached) if cached is not None else await self._called(arguments, seconds)
-        if entry and cached is None and result.error is None:
+        result, new = (ToolResult(cached), False) if cached is not None else await self._called(arguments, seconds)
+        if entry and new:
             try:
                 await asyncio.to_thread(_write, entry, result.text)
             except OSError as error:  # the result is good, and the next call makes it anew
@@ -99,7 +99,8 @@ class LimitedTool(ToolAround):
             self._said.append(line)
             print(f"{self.name}: {line}", file=sys.stderr)
 
-    async def _called(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+    async def _called(self, arguments: Mapping[str, Any], seconds: float) -> tuple[ToolResult, bool]:
+        """The result, and whether a cache may keep it."""
         await self._rate.turn()
         loop = asyncio.get_running_loop()
         limit = left = self.options.seconds or seconds
@@ -109,16 +110,18 @@ class LimitedTool(ToolAround):
                 result = await self.tool.call(arguments, left)
                 if result.error is ErrorKind.TOOL_TIMEOUT and attempt:  # it tells what was left for the last attempt
                     whole = f" {limit:g} seconds, with {attempt} more attempts"
-                    return replace(result, text=result.text.replace(f" {left:g} seconds", whole))
-                return result
+                    result = replace(result, text=result.text.replace(f" {left:g} seconds", whole))
+                return result, result.error is None
             except TransientError as error:
                 pause = FIRST_PAUSE * 2**attempt if error.retry_after is None else error.retry_after
                 if attempt == self.options.retries or loop.time() + pause >= end:
-                    if error.infrastructure:
+                    ending = error.ending()
+                    if ending is None:
                         raise
-                    return ToolResult(str(error), ErrorKind.TOOL_ERROR)
+                    return ending, False
             attempt += 1
             await asyncio.sleep(pause)
+            end += await self._rate.turn()
             left = end - loop.time()
 
     def _entry(self, arguments: Mapping[str, Any]) -> Path | None:
@@ -165,14 +168,16 @@ class _Rate:
         self._apart = 60 / per_minute if per_minute else 0.0
         self._next = 0.0
 
-    async def turn(self) -> None:
+    async def turn(self) -> float:
+        """Wait for a turn; the seconds that it took."""
         if not self._apart:
-            return
+            return 0.0
         now = time.monotonic()
         mine = max(now, self._next)
         self._next = mine + self._apart
         if mine > now:
             await asyncio.sleep(mine - now)
+        return mine - now
 
 
 def _read(entry: Path, hours: float | None) -> str | None:

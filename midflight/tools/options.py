@@ -48,7 +48,7 @@ class ToolOptions(BaseModel):
     cache_hours: float | None = Field(default=None, gt=0)
     """A call with the same arguments and options is answered from disk for so long. Null: never."""
     calls_per_minute: float | None = Field(default=None, gt=0)
-    """Over all trajectories of the process; a call waits for its turn. Null: no limit."""
+    """Over all trajectories of a run; a call waits for its turn, and so does each retry. Null: no limit."""
 
     @property
     def limits(self) -> bool:

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from midflight.errors import GivenUp
 from midflight.tools.base import InfrastructureError, ToolError, TransientError
 
 P = ParamSpec("P")
@@ -38,7 +39,9 @@ AT_ONCE = max(2, os.cpu_count() or 1)
 """Calls that run at a time, and idle workers that are kept."""
 VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """What a worker sees of the environment."""
-_ERRORS = {error.__name__: error for error in (ToolError, InfrastructureError, TransientError)}
+_ERRORS = {error.__name__: error for error in (ToolError, TransientError, GivenUp, InfrastructureError)}
+
+_DIED = "the worker process died; the input may need too much memory"
 
 
 async def run_in_worker(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
@@ -48,18 +51,40 @@ async def run_in_worker(function: Callable[P, T], *arguments: P.args, **named: P
         function: of a module that can be imported; its result is JSON.
 
     Raises:
-        InfrastructureError: raised by the function.
-        ToolError: any other exception of the function, or the worker died, such as of its memory limit.
+        TransientError, GivenUp, InfrastructureError: raised by the function.
+        ToolError: raised by it, or stands for another exception, or the worker died, such as of its memory limit.
         asyncio.CancelledError: the caller cancelled or timed out; the worker is killed.
     """
-    request = pickle.dumps((function.__module__, function.__qualname__, arguments, named))
+    request = _request(function, arguments, named)
     loop = asyncio.get_running_loop()
     async with _SLOTS.setdefault(loop, asyncio.Semaphore(AT_ONCE)):
         answer = await _asked(request, loop)
+    return cast(T, _result(answer))
+
+
+def run_in_worker_now(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """As `run_in_worker`, but the thread waits: for what a tool has to know when it is made."""
+    worker = _POOL.take()
+    try:
+        answer = worker.ask(_request(function, arguments, named))
+        if answer is None:
+            raise ToolError(_DIED)
+    except BaseException:
+        worker.kill()
+        raise
+    _POOL.give_back(worker)
+    return cast(T, _result(answer))
+
+
+def _request(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
+    return pickle.dumps((function.__module__, function.__qualname__, arguments, named))
+
+
+def _result(answer: bytes) -> Any:
     outcome = json.loads(answer)
     if "result" in outcome:
-        return cast(T, outcome["result"])
-    raise _ERRORS.get(outcome["error"], ToolError)(outcome["message"])
+        return outcome["result"]
+    raise _ERRORS[outcome["error"]](outcome["message"], **outcome["said"])
 
 
 async def _asked(request: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
@@ -70,7 +95,7 @@ async def _asked(request: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
     def settle(answer: bytes | None) -> None:
         if not answered.done():
             if answer is None:
-                answered.set_exception(ToolError("the worker process died; the input may need too much memory"))
+                answered.set_exception(ToolError(_DIED))
             else:
                 answered.set_result(answer)
 
@@ -182,10 +207,18 @@ def serve() -> None:
             if len(answer) > LARGEST:
                 raise ToolError(f"the result is larger than {LARGEST >> 20} MB")
         except BaseException as error:  # the boundary: the caller gets every failure as a typed one
-            kind = type(error).__name__
-            message = str(error) if kind in _ERRORS else f"{kind}: {error}"
-            answer = json.dumps({"error": kind, "message": message}).encode()
+            answer = json.dumps(_told(error)).encode()
         _send(answers, answer)
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    """An error as one of `_ERRORS`, with what else that one says."""
+    kind = next((name for name, known in _ERRORS.items() if isinstance(error, known)), "")
+    said: dict[str, Any] = {}
+    if isinstance(error, TransientError):
+        said = {"retry_after": error.retry_after, "infrastructure": error.infrastructure, "so_far": error.so_far}
+    message = str(error) if kind else f"{type(error).__name__}: {error}"
+    return {"error": kind or "ToolError", "message": message, "said": said}
 
 
 def _end_with(parent: int) -> None:

@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from midflight.tools import InfrastructureError, ToolError, tool
+from midflight.errors import GivenUp
+from midflight.tools import InfrastructureError, ToolError, TransientError, tool
 
 
 def process_id() -> int:
@@ -24,9 +25,16 @@ def late(file: str, seconds: float) -> str:
     return "done"
 
 
+class NotFound(ToolError):
+    pass
+
+
 def fails(kind: str) -> None:
     print("noise on standard output", flush=True)
-    raise {"tool": ToolError, "service": InfrastructureError, "value": ValueError}[kind]("why")
+    if kind == "busy":
+        raise TransientError("why", retry_after=1.5, infrastructure=False, so_far="what")
+    errors = {"tool": ToolError, "own": NotFound, "service": InfrastructureError, "ended": GivenUp, "value": ValueError}
+    raise errors[kind]("why")
 
 
 def eats_memory() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -73,6 +74,13 @@ async def stuck(file: str) -> str:
 def crash() -> str:
     """Ends the server."""
     os._exit(3)
+
+
+@server.tool()
+def detach() -> int:
+    """Starts a process in a session of its own."""
+    null = subprocess.DEVNULL  # its own pipes would keep those of the server open
+    return subprocess.Popen(["sleep", "300"], start_new_session=True, stdin=null, stdout=null, stderr=null).pid
 
 
 @server.tool(description=f"Sends {os.environ.get('SHOP_KEY', 'nothing')} along.")

@@ -35,7 +35,7 @@ engines:
 """
 OWN = '''
 import os
-from midflight.tools import tool, InfrastructureError, ToolError
+from midflight.tools import tool, InfrastructureError, ToolError, TransientError
 
 @tool
 def leak(variable: str, how: str) -> str:
@@ -47,6 +47,8 @@ def leak(variable: str, how: str) -> str:
         raise ToolError("key is " + text)
     if how == "down":
         raise InfrastructureError("key is " + text)
+    if how == "busy":
+        raise TransientError("busy", so_far="key is " + text)
     return "key is " + text + " " + "x" * 300
 '''
 
@@ -86,6 +88,7 @@ def test_neither_results_nor_errors_nor_the_cache_have_a_key(recipe: Path, tmp_p
         with pytest.raises(InfrastructureError) as caught:
             call(toolset, variable=variable, how="down")
         assert str(caught.value) == "key is [key]" and caught.value.args == ("key is [key]",)
+        assert call(toolset, variable=variable, how="busy") == ToolResult("key is [key]")
     kept = [file.read_text() for file in (tmp_path / "cache").rglob("*") if file.is_file()]
     assert len(kept) == 2 and not any(part in text for part in PARTS for text in kept)
 

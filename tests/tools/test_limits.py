@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from midflight.agent import AgentFlow, DirectExecutor, LastResultGenerator, LLMPlanner, Query, RuleVerifier
+from midflight.agent import (
+    AgentFlow,
+    DirectExecutor,
+    LastResultGenerator,
+    LLMPlanner,
+    Query,
+    RuleVerifier,
+    StopReason,
+)
 from midflight.engines.scripted import ScriptedEngine
 from midflight.errors import UserError
 from midflight.tools import (
@@ -146,6 +154,25 @@ def test_a_failure_that_stays_is_the_planners_to_read_where_it_can_choose_otherw
     assert page.calls == 2
 
 
+@pytest.mark.parametrize("process", [False, True])
+def test_it_is_the_planners_also_of_an_own_tool_without_limits(tmp_path: Path, process: bool) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"from midflight.tools import TransientError, tool\n\n@tool(process={process})\ndef page(text: str) -> str:\n"
+        "    'reads'\n    raise TransientError('503', infrastructure=text == 'service')\n"
+    )
+    flow = AgentFlow(
+        LLMPlanner(ScriptedEngine(["page: a", "page: service"]), format="compact", grammar=False),
+        DirectExecutor(),
+        RuleVerifier(),
+        LastResultGenerator(),
+        make_toolset([f"{tmp_path}/mine.py:page"]),
+        retries=0,
+    )
+    trajectory = asyncio.run(flow.run(Query("?")))
+    assert [turn.result for turn in trajectory.turns] == [ToolResult("503", ErrorKind.TOOL_ERROR)]
+    assert trajectory.stop_reason is StopReason.INFRASTRUCTURE and trajectory.error == "executor failed 1 times: 503"
+
+
 def test_a_pause_that_does_not_fit_the_time_limit_is_not_waited_for() -> None:
     inner = Counting(lambda n: TransientError("busy", retry_after=600))
     started = time.monotonic()
@@ -186,6 +213,13 @@ def test_the_cache_holds_every_argument_tool_and_option_and_only_what_succeeded(
     assert call(made).text == "a 3"
 
 
+def test_another_version_of_midflight_answers_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = limited(Counting(lambda n: n), tmp_path, cache_hours=1)
+    assert [call(made).text, call(made).text] == ["a 1", "a 1"]
+    monkeypatch.setattr(limits, "__version__", "another")
+    assert call(made).text == "a 2"
+
+
 def test_a_long_result_keeps_its_ends_and_the_whole_of_it(tmp_path: Path) -> None:
     text = "".join(f"line {number}\n" for number in range(200))
     cut = shortened(ToolResult(text, ErrorKind.TOOL_ERROR), 300)
@@ -202,7 +236,9 @@ def test_a_long_result_keeps_its_ends_and_the_whole_of_it(tmp_path: Path) -> Non
     assert call(made).whole == "a " + "x" * 500 and inner.calls == 1
 
 
-def test_tools_of_one_name_share_no_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("key", ["", "k-12345678"])  # what is hidden is so by a layer around the tool
+def test_tools_of_one_name_share_no_answers(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAVILY_API_KEY", key)
     code = "from midflight.tools import tool\n\n@tool\ndef area(text: str) -> str:\n    'area'\n    return {!r}\n"
     for name in ("one", "other"):
         (tmp_path / f"{name}.py").write_text(code.format(name))
@@ -248,6 +284,29 @@ def test_the_rate_is_shared_by_all_trajectories() -> None:
 
     assert 0.2 <= asyncio.run(three()) < 5.0
     assert inner.seconds > 0.04  # the wait was not the call's
+
+
+def test_a_retry_waits_for_its_turn_as_well() -> None:
+    at: list[float] = []
+
+    def busy(number: int) -> TransientError:
+        at.append(time.monotonic())
+        return TransientError("busy", retry_after=0.01)
+
+    inner = Counting(busy)
+    with pytest.raises(TransientError):
+        call(limited(inner, calls_per_minute=300, retries=2, seconds=0.3))  # 0.2 s apart
+    assert len(at) == 3 and min(at[1] - at[0], at[2] - at[1]) > 0.19
+    assert 0 < inner.seconds <= 0.28  # less than at first by the pauses, not by the turns
+
+
+def test_pauses_double_and_count_as_the_calls_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "FIRST_PAUSE", 0.1)
+    inner = Counting(lambda number: TransientError("busy"))
+    with pytest.raises(TransientError):
+        call(limited(inner, retries=9, seconds=1.3))
+    assert inner.calls == 4  # after 0.1, 0.2 and 0.4 s; 0.8 more do not fit
+    assert inner.seconds <= 0.6
 
 
 def test_a_limited_tool_looks_like_the_one_inside() -> None:

@@ -19,7 +19,7 @@ from midflight.errors import UserError
 from midflight.recipe import RecipeError, load_recipe
 from midflight.tools import ErrorKind, ToolResult, Toolset, TransientError, make_toolset, tool
 from midflight.tools.mcp import McpConnection
-from midflight.tools.mcp_faults import ErrorOutput
+from midflight.tools.mcp.faults import ErrorOutput
 from tests.recipe.test_config import MINIMAL
 
 pytest.importorskip("mcp")
@@ -56,6 +56,7 @@ def test_the_tools_of_a_server_have_its_descriptions_and_schemas(shop: Toolset) 
                 "slow",
                 "stuck",
                 "crash",
+                "detach",
                 "keyed",
             )
         ),
@@ -215,7 +216,7 @@ def test_a_server_by_http_and_its_restart() -> None:
         (
             {"command": [sys.executable, "-c", "import sys, time; print('waits', file=sys.stderr); time.sleep(60)"]}
             | {"start_seconds": 0.5},
-            "agent.mcp_servers.shop: no answer within 0.5 seconds; it said: waits",
+            "agent.mcp_servers.shop: MCP server shop: no answer within 0.5 seconds; it said: waits",
         ),
         ({"command": [*LIAR, "many"]}, "agent.mcp_servers.shop: has 501 tools, more than 500; name those to use in "),
         (
@@ -224,7 +225,7 @@ def test_a_server_by_http_and_its_restart() -> None:
         ),
         (
             {"command": [sys.executable, "-c", "import time; time.sleep(60)"], "start_seconds": 0.5},
-            "agent.mcp_servers.shop: no answer within 0.5 seconds",
+            "agent.mcp_servers.shop: MCP server shop: no answer within 0.5 seconds",
         ),
         (
             {"command": COMMAND, "tools": ["prize"]},

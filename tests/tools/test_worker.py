@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from midflight.tools import ErrorKind, InfrastructureError, ToolError, ToolResult, make_toolset, tool, worker
+from midflight.errors import GivenUp
+from midflight.tools import (
+    ErrorKind,
+    InfrastructureError,
+    ToolError,
+    ToolResult,
+    TransientError,
+    make_toolset,
+    tool,
+    worker,
+)
 from midflight.tools.worker import run_in_worker
 from tests.tools import in_worker
 
@@ -39,13 +49,21 @@ def test_no_key_reaches_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     ("kind", "error", "message"),
     [
         ("tool", ToolError, "^why$"),
+        ("own", ToolError, "^why$"),
         ("service", InfrastructureError, "^why$"),
+        ("ended", GivenUp, "^why$"),
         ("value", ToolError, "^ValueError: why$"),
     ],
 )
 def test_errors_come_back_as_they_are(kind: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         asyncio.run(run_in_worker(in_worker.fails, kind))
+
+
+def test_what_a_transient_failure_says_comes_back_with_it() -> None:
+    with pytest.raises(TransientError, match="^why$") as caught:
+        asyncio.run(run_in_worker(in_worker.fails, "busy"))
+    assert (caught.value.retry_after, caught.value.infrastructure, caught.value.so_far) == (1.5, False, "what")
 
 
 def test_memory_is_bounded_and_a_death_is_an_error_after_which_calls_go_on() -> None:

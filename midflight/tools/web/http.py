@@ -249,11 +249,11 @@ def check_page(answer: Answer) -> None:
 def retry_after(answer: Answer) -> float | None:
     """Seconds that a Retry-After header asks for, given as seconds or as a date (RFC 9110, 10.2.3)."""
     value = answer.headers.get("retry-after", "").strip()
-    if value.isdigit():
+    if value.isascii() and value.isdigit():
         return float(value)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

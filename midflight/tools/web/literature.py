@@ -82,9 +82,14 @@ def search_literature(options: LiteratureOptions, context: ToolContext) -> Tool:
             raise next((error for error in failed if isinstance(error, InfrastructureError)), failed[0])
         lines = [paper.text(number, query) for number, paper in enumerate(_each_once(papers), 1)]
         told = [f"(no answer from {error})" for error in failed]
+        text = "\n".join([*(lines or [f"no paper matches {query.strip()!r}; try fewer or other words"]), *told])
+        for error in failed:
+            if isinstance(error, TransientError):
+                so_far = text if lines else None
+                raise TransientError(text, retry_after=error.retry_after, infrastructure=False, so_far=so_far)
         if not lines:
-            raise ToolError("\n".join([f"no paper matches {query.strip()!r}; try fewer or other words", *told]))
-        return "\n".join([*lines, *told])
+            raise ToolError(text)
+        return text
 
     return tool(search_literature)
 

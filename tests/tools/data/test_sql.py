@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from midflight.errors import UserError
 from midflight.recipe import load_recipe
-from midflight.tools import ErrorKind, LimitedTool, Tool, ToolResult, make_toolset
+from midflight.tools import ErrorKind, LimitedTool, Tool, ToolResult, make_toolset, recipe_tool_info
 from tests.recipe.test_config import MINIMAL
 
 duckdb = pytest.importorskip("duckdb")
@@ -97,6 +98,12 @@ def test_a_long_result_says_how_long(files: list[str]) -> None:
         "INSTALL httpfs",
         "LOAD httpfs",
         "CALL pragma_version()",
+        "WITH x AS (COPY people TO '{folder}/capitals-of.csv' (USE_TMP_FILE false)) SELECT 1",
+        "SELECT 1 FROM (WITH x AS (COPY people TO '{folder}/capitals-of.csv' (USE_TMP_FILE false)) SELECT 1)",
+        "WITH x AS (INSERT INTO area VALUES ('X', 1, 1, 1, NULL) RETURNING *) FROM x",
+        "SELECT * FROM query('SELECT 1')",
+        "SELECT * FROM system.main.QUERY('SELECT 1')",
+        "SELECT * FROM enable_logging(storage = 'file', storage_path = '{folder}/new')",
         "SELECT 1; DROP TABLE area",
         "SELECT 1; SELECT 2",
         "",
@@ -111,6 +118,36 @@ def test_nothing_else_is_read_and_nothing_is_changed(files: list[str], query: st
     assert result.error is ErrorKind.TOOL_ERROR, result
     assert "\n" not in result.text and "secret\n" not in result.text
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_sql_that_is_data_is_not_run(files: list[str]) -> None:
+    hidden = f"WITH x AS (COPY (SELECT 1) TO '{files[0]}' (USE_TMP_FILE false)) SELECT 1"
+    told = duckdb.connect().execute("SELECT json_serialize_sql(?)", [hidden]).fetchone()[0].replace("'", "''")
+    before = Path(files[0]).read_bytes()
+    result = ask(files, f"SELECT * FROM json_execute_serialized_sql('{told}')")
+    assert result == ToolResult(
+        "json_execute_serialized_sql cannot be used here; functions in FROM: duckdb_columns, duckdb_tables, "
+        "duckdb_views, generate_series, json_each, json_tree, pragma_table_info, range, repeat, repeat_row, unnest",
+        ErrorKind.TOOL_ERROR,
+    )
+    assert Path(files[0]).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("WITH RECURSIVE r AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM r WHERE i < 3) SELECT sum(i) FROM r", "6"),
+        ("WITH a AS MATERIALIZED (SELECT country FROM AREA) SELECT count(*) FROM a JOIN people USING (country)", "2"),
+        ("SELECT country FROM main.area QUALIFY row_number() OVER (ORDER BY country DESC) = 1", "Peru"),
+        ("SELECT count(*) FROM range(2) r, LATERAL (SELECT r.range), unnest([1, 2]) u(v)", "4"),
+        ("PIVOT (SELECT 1 AS a, 'x' AS b) ON b IN ('x') USING sum(a)", "1"),
+        ("FROM people SELECT sum(millions)", "50"),
+        ("SELECT column_type FROM (DESCRIBE area) WHERE column_name = 'km2'", "BIGINT"),
+        ("SHOW TABLES", "name\narea\ncapitals_of\nempty\npeople"),
+    ],
+)
+def test_what_only_reads_is_answered(files: list[str], query: str, text: str) -> None:
+    assert ask(files, query) == ToolResult(text)
 
 
 def test_errors_help_the_planner(files: list[str]) -> None:
@@ -142,6 +179,17 @@ def test_files_that_are_wrong_are_told_before_anything_starts(tmp_path: Path, fi
     ):
         with pytest.raises(UserError, match=line):
             made(wrong)
+
+
+def test_it_is_listed_also_where_it_cannot_be_used_yet(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(file: str) -> str:
+        (row, _) = recipe_tool_info(["sql"], {"sql": {"files": [file]}}, {})
+        assert row.description == "answer a SQL query over the tables"
+        return row.missing
+
+    assert missing("/no/such.csv") == "/no/such.csv: no such file; give others in agent.tool_options.sql.files"
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert missing(files[0]) == "pip install 'midflight[tools]' (duckdb)"
 
 
 def test_files_are_relative_to_the_recipe_and_the_result_is_not_cached(

@@ -327,6 +327,13 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     assert retry_after(answer(503, **{"retry-after": formatdate(0, usegmt=True)})) == 0
 
 
+@pytest.mark.parametrize(
+    "said", ["²", "-5", "1.5", "Fri, 31 Dec 9999 23:59:59 +99999999999999", "Mon, 01 Jan " + "9" * 30]
+)
+def test_a_retry_after_that_is_no_time_is_none(said: str) -> None:
+    assert retry_after(answer(503, **{"retry-after": said})) is None
+
+
 @pytest.mark.parametrize("body", ["", "<html>", "[1]", '{"a": '])
 def test_what_is_no_json_object_is_told(body: str) -> None:
     with pytest.raises(TransientError, match="JSON"):

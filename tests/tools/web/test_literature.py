@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from midflight.tools import ErrorKind, InfrastructureError, ToolResult, TransientError, make_toolset
+from midflight.tools import ErrorKind, InfrastructureError, ToolContext, ToolResult, TransientError, make_toolset
 from tests.tools.web.serving import Received, Reply, Server, serving
 
 EUROPEPMC = {
@@ -56,11 +57,12 @@ def answer(received: Received) -> Reply:
     return Reply(ANSWERS[received.path])
 
 
-def search(server: Server, **options: Any) -> ToolResult:
+def search(server: Server, cache: Path = Path("/nowhere"), **options: Any) -> ToolResult:
     places = {"europepmc": "epmc", "arxiv": "arxiv", "openalex": "openalex"}
     urls = {f"{name}_url": f"{server.url}/{place}" for name, place in places.items()}
-    settings = {**urls, "unsafe_allow_loopback": True, "retries": 0, **options}
-    made = make_toolset(["search_literature"], {"search_literature": settings}).get("search_literature")
+    settings = {**urls, "unsafe_allow_loopback": True, "retries": 0, "calls_per_minute": None, **options}
+    toolset = make_toolset(["search_literature"], {"search_literature": settings}, ToolContext(cache_folder=cache))
+    made = toolset.get("search_literature")
     assert made is not None
     return asyncio.run(made.call({"query": "aspirin logP"}, 10.0))
 
@@ -92,13 +94,49 @@ def test_a_source_that_fails_is_told_and_all_of_them_are_infrastructure() -> Non
         return Reply("busy", 503) if received.path == "/arxiv" else answer(received)
 
     with serving(one_fails) as server:
-        text = search(server).text
-        assert text.endswith("\n(no answer from arXiv: HTTP 503)") and text.startswith("1. Partition")
+        result = search(server)
+        assert result.error is None and result.text.startswith("1. Partition")
+        assert result.text.endswith("\n(no answer from arXiv: HTTP 503)")
     with (
         serving(lambda received: Reply("", 503)) as server,
         pytest.raises(TransientError, match="Europe PMC: HTTP 503"),
     ):
         search(server)
+
+
+def test_a_source_that_is_busy_is_asked_again_and_what_lacks_it_is_not_kept(tmp_path: Path) -> None:
+    busy = 3
+
+    def busy_at_first(received: Received) -> Reply:
+        nonlocal busy
+        if received.path == "/arxiv" and busy:
+            busy -= 1
+            return Reply("busy", 503, {"Retry-After": "0"})
+        return answer(received)
+
+    with serving(busy_at_first) as server:
+
+        def asked() -> str:
+            return search(server, tmp_path, retries=1, cache_hours=1).text
+
+        assert asked().endswith("\n(no answer from arXiv: HTTP 503)") and busy == 1
+        assert "Learning logP" in asked() and busy == 0  # by its second attempt
+        requests = len(server.received)
+        assert "Learning logP" in asked() and len(server.received) == requests
+
+
+def test_nothing_found_is_told_when_the_source_that_is_busy_stays_so() -> None:
+    def only_busy(received: Received) -> Reply:
+        if received.path == "/arxiv":
+            return Reply("busy", 503, {"Retry-After": "0"})
+        return Reply({"resultList": {"result": []}} if received.path == "/epmc" else {"results": []})
+
+    with serving(only_busy) as server:
+        assert search(server, retries=2) == ToolResult(
+            "no paper matches 'aspirin logP'; try fewer or other words\n(no answer from arXiv: HTTP 503)",
+            ErrorKind.TOOL_ERROR,
+        )
+        assert [received.path for received in server.received].count("/arxiv") == 3
 
 
 def test_a_source_that_refuses_the_query_leaves_the_others_theirs() -> None:

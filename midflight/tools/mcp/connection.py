@@ -18,6 +18,7 @@ import os
 import shlex
 import sys
 import threading
+import uuid
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
@@ -29,7 +30,8 @@ from pydantic import Field, ValidationError, model_validator
 from midflight.errors import UserError
 from midflight.redacting import is_secret, redact
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolResult, TransientError, one_line
-from midflight.tools.mcp_faults import BrokenMessage, ErrorOutput, is_broken_message, reason
+from midflight.tools.mcp.faults import BrokenMessage, ErrorOutput, is_broken_message, reason
+from midflight.tools.mcp.processes import MARK, end_marked
 from midflight.tools.options import ToolOptions, installed, key_from, to_install
 
 if TYPE_CHECKING:
@@ -158,9 +160,10 @@ class McpConnection:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _list(self) -> list[Any]:
+        end = self._loop.time() + self.options.start_seconds
+        client = await self._connected()
         try:
-            async with asyncio.timeout(self.options.start_seconds):
-                client = await self._connected()
+            async with asyncio.timeout_at(end):
                 found, cursor = [], None
                 while True:
                     page = await self._answer(client.list_tools(cursor=cursor))
@@ -169,25 +172,23 @@ class McpConnection:
                     if cursor is None:
                         return found
         except TimeoutError:
-            said = self._last_said()
+            said = self._late()
             await self._drop()
-            raise InfrastructureError(f"no answer within {self.options.start_seconds:g} seconds{said}") from None
-        except InfrastructureError:
-            raise
+            raise InfrastructureError(said) from None
         except Exception as error:  # the boundary to a server that may do anything
             raise InfrastructureError(reason(error, self.options.keys)) from error
 
     async def _call(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         from mcp import MCPError
 
+        end = self._loop.time() + seconds
         try:
-            async with asyncio.timeout(self.options.start_seconds):
+            async with asyncio.timeout_at(end):
                 client = await self._connected()
-        except TimeoutError:
-            await self._drop()
-            raise TransientError(f"MCP server {self.name}: does not start") from None
+        except TimeoutError:  # it goes on starting, for the next call
+            raise TransientError(f"MCP server {self.name}: has not started in the time of the call") from None
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(end):
                 result = await self._answer(client.call_tool(tool, dict(arguments)))
         except TimeoutError:
             self._checking = asyncio.create_task(self._check(client))
@@ -235,6 +236,9 @@ class McpConnection:
             line = "writes to its standard output what is no message, which is passed over"
             print(f"agent.mcp_servers.{self.name}: {line}", file=sys.stderr)
 
+    def _late(self) -> str:
+        return f"no answer within {self.options.start_seconds:g} seconds{self._last_said()}"
+
     def _last_said(self) -> str:
         """The last line of the server's standard error, or how to see why it fails; for the end of an error."""
         if self.options.url is not None:
@@ -256,11 +260,13 @@ class McpConnection:
         """Hold one connection open until the task is cancelled: entered and left in one task, as anyio needs it."""
         try:
             async with AsyncExitStack() as stack:
-                ready.set_result(await self._open(stack))
+                async with asyncio.timeout(self.options.start_seconds) as limit:
+                    client = await self._open(stack)
+                ready.set_result(client)
                 await asyncio.Event().wait()
         except Exception as error:  # the boundary to a server that may do anything
             if not ready.done():
-                why = reason(error, self.options.keys) + self._last_said()
+                why = self._late() if limit.expired() else reason(error, self.options.keys) + self._last_said()
                 ready.set_exception(TransientError(f"MCP server {self.name}: {why}"))
                 ready.exception()  # whoever waits gets it; nobody may
         finally:
@@ -273,7 +279,9 @@ class McpConnection:
         logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it would print what servers send, keys and all
         if self.options.url is None:
             program, *arguments = self.options.command
-            environment = {name: os.environ[name] for name in self.options.env}
+            mark = uuid.uuid4().hex
+            stack.callback(end_marked, mark)
+            environment = {MARK: mark, **{name: os.environ[name] for name in self.options.env}}
             parameters = StdioServerParameters(command=program, args=arguments, env=environment, cwd=self.options.cwd)
             errors = stack.enter_context(self._errors.opened())
             client = Client(stdio_client(parameters, errlog=errors), message_handler=self._received)
