@@ -12,7 +12,7 @@ import torch
 
 from midflight.api import recipe_for
 from midflight.engines.base import GenerateRequest, Message, Sampling
-from midflight.engines.local import LocalEngine, load
+from midflight.engines.local import LocalEngine, load, support
 from midflight.engines.local.support import is_ours
 from midflight.errors import UserError
 from midflight.recipe.config import TrainingConfig
@@ -109,7 +109,7 @@ OTHERS = {
     scaled: "its logits on a packed tree of tokens are off by ",
     biased: "",
     recurrent: "",
-    unpassed: "its logits behind a trunk are off by ",
+    unpassed: "a packed tree of tokens or a trunk (its layers do not hand the trunk on to their attention)",
     latent: "it does not take a packed tree of tokens or a trunk (The expanded size of the tensor (8) must match",
 }
 
@@ -215,6 +215,20 @@ def test_llama_takes_ours_and_both_ways_agree(tmp_path: Path) -> None:
         assert ours == pytest.approx(theirs, abs=1e-5)
         assert ours == pytest.approx(row.logprobs, abs=1e-5)
     engine.close()
+
+
+def test_in_16_bits_the_same_models_take_ours(tmp_path: Path) -> None:
+    for make, takes in ((llama, True), (unpassed, False)):
+        folder = saved(make, tmp_path / make.__name__)
+        assert is_ours(load(folder, dtype="bfloat16").model) is takes
+
+
+def test_logits_behind_a_trunk_that_are_off_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, right = saved(llama, tmp_path), support._drawn_logits
+    monkeypatch.setattr(support, "_drawn_logits", lambda *given: right(*given) * 1.01)
+    model = load(folder).model
+    assert not is_ours(model)
+    assert support.adopt(model) == "its logits behind a trunk are off by 1.0% of the largest"
 
 
 def test_a_pack_that_cannot_hold_a_row_is_refused_before_any_work(tmp_path: Path) -> None:
