@@ -18,6 +18,12 @@ CLOSED = "the sandbox was closed during this call"
 """What InfrastructureError says of a request whose session the agent's own side closed."""
 
 
+MOST_OUTPUT = 16 * 2**20
+"""Bytes of standard output, and of standard error, that an answer of a session has room for."""
+MOST_READ = 32 * 2**20
+"""Bytes of a file that an answer has room for."""
+
+
 class Outcome(StrEnum):
     """How a request ended."""
 
@@ -54,7 +60,7 @@ class Limits:
     file_bytes: int = 32 * 2**20
     """Of one file."""
     output_bytes: int = 2**20
-    """Of standard output, and of standard error."""
+    """Of standard output, and of standard error; at most `MOST_OUTPUT`."""
     open_files: int = 256
     """In each process."""
 
@@ -62,6 +68,8 @@ class Limits:
         for name, value in vars(self).items():
             if value <= 0:
                 raise ValueError(f"{name} = {value} must be above 0")
+        if self.output_bytes > MOST_OUTPUT:
+            raise ValueError(f"output_bytes = {self.output_bytes} must be at most {MOST_OUTPUT}")
 
 
 @dataclass(frozen=True)
@@ -97,17 +105,22 @@ class WriteFile:
 
 @dataclass(frozen=True)
 class ReadFile:
-    """Read a file of the workspace of at most `most` bytes into `SandboxResult.data`."""
+    """Read a file of the workspace of at most `most` bytes, and never more than `MOST_READ`, into `SandboxResult.data`.
+
+    `start`: read the `most` bytes from there on, or what there is of them, of a file of any size.
+    """
 
     path: str
     most: int = 8 * 2**20
+    start: int | None = None
 
 
 @dataclass(frozen=True)
 class ListFiles:
-    """List what is below a folder of the workspace into `SandboxResult.files`."""
+    """List what is below a folder of the workspace into `SandboxResult.files`, without the first `skip` of it."""
 
     path: str = "."
+    skip: int = 0
 
 
 @dataclass(frozen=True)
@@ -224,12 +237,16 @@ _UNUSUAL = re.compile(r"[^\n\t -~]")
 
 
 def printable(data: bytes) -> str:
-    """Bytes of a program as text: bad UTF-8 replaced, control and direction characters spelt out, `\\r\\n` as newline.
+    """Bytes of a program as text: bad UTF-8 replaced, and `spelt_out`."""
+    return spelt_out(data.decode("utf-8", "replace"))
 
-    So output cannot move a terminal's cursor, hide text or speak to it.
+
+def spelt_out(text: str) -> str:
+    """Text of a program with control and direction characters and lone surrogates spelt out, `\\r\\n` as newline.
+
+    So output cannot move a terminal's cursor, hide text or speak to it, and any stream takes it.
     """
-    text = data.decode("utf-8", "replace").replace("\r\n", "\n")
-    return _UNUSUAL.sub(lambda match: _shown(match[0]), text)
+    return _UNUSUAL.sub(lambda match: _shown(match[0]), text.replace("\r\n", "\n"))
 
 
 @functools.lru_cache(4096)

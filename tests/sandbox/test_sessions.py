@@ -277,7 +277,7 @@ def test_a_path_that_changes_meanwhile_does_not_lead_out(tmp_path: Path) -> None
 
     swapping = threading.Thread(target=swap)
     swapping.start()
-    request = {"kind": "read", "path": "d/e/f", "most": 99}
+    request = {"kind": "read", "path": "d/e/f", "most": 99, "start": None}
     seen: set[str] = set()
     end = time.monotonic() + 20
     while not {"inside", "d: a symbolic link, which is not followed"} <= seen and time.monotonic() < end:
