@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -172,6 +173,9 @@ class SandboxResult:
     more_files: bool = False
     """There are more than `files` holds."""
     tests: tuple[TestOutcome, ...] = ()
+    """Where they are too many for an answer, some of those that passed are left out, and then others."""
+    test_counts: Mapping[str, int] = field(default_factory=dict)
+    """How many tests had which outcome, those that are left out too."""
     state_kept: bool = False
     """Whether variables of `keep_state` programs are still there."""
 

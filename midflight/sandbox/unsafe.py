@@ -1,8 +1,8 @@
 """No sandbox at all: programs run as the agent's user, with its files and its network. Only for your own code.
 
 A folder of its own, an empty environment and a time limit are accident prevention, not walls: what a program starts in
-a process group of its own goes on when the program has ended. It exists for systems
-without any sandbox, and only where `unsafe_no_sandbox` is set.
+a process group of its own goes on when the program has ended. It exists for systems without any sandbox, and only where
+`unsafe_no_sandbox` is set.
 """
 
 from __future__ import annotations

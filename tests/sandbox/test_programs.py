@@ -252,6 +252,7 @@ async def test_tests_are_run_and_told_apart(sandbox: BubblewrapSandbox) -> None:
         ("test_each[1]", "passed"),
         ("test_each[2]", "failed"),
     ]
+    assert result.test_counts == {"passed": 2, "failed": 2, "skipped": 1, "error": 1}
     assert "AssertionError: because" in result.tests[1].message and result.tests[2].message == "Skipped: later"
     assert "OSError: gone" in result.tests[3].message
     one = await session.run(RunTests(("test_a.py::test_good",)))

@@ -251,6 +251,7 @@ async def test_files_stay_in_the_workspace(sandbox: BubblewrapSandbox) -> None:
     assert [(file.path, file.size, file.kind) for file in listed.files] == [
         ("l", 11, "link"),
         ("pipe", 0, "other"),
+        ("a/root", 1, "link"),
         ("a/b/c.txt", 8, "file"),
     ]
     assert [file.path for file in (await session.run(ListFiles("a/b"))).files] == ["a/b/c.txt"]

@@ -85,6 +85,7 @@ def result(request: Request, answer: dict[str, Any], limits: Limits) -> SandboxR
         data=_data(reply),
         files=_files(reply),
         tests=_tests(reply),
+        test_counts=_counts(reply),
         more_files=reply.get("more") is True,
         state_kept=answer["state_kept"] is True,
     )
@@ -167,6 +168,12 @@ def _tests(reply: dict[str, Any]) -> tuple[TestOutcome, ...]:
         TestOutcome(spelt_out(name), spelt_out(outcome), spelt_out(message))
         for name, outcome, message in _rows(reply, "tests", ("name", str), ("outcome", str), ("message", str))
     )
+
+
+def _counts(reply: dict[str, Any]) -> dict[str, int]:
+    counts = reply.get("counts")
+    pairs = counts.items() if isinstance(counts, dict) else ()
+    return {spelt_out(outcome): count for outcome, count in pairs if isinstance(count, int)}
 
 
 def _rows(reply: dict[str, Any], key: str, *fields: tuple[str, type]) -> list[list[Any]]:

@@ -108,7 +108,8 @@ def _list(request: dict[str, Any], root: str) -> dict[str, Any]:
     with _opened(root, request["path"], os.O_RDONLY | os.O_DIRECTORY) as top:
         for folder, folders, names, descriptor in os.fwalk(".", onerror=closed.append, dir_fd=top):
             inside = (prefix + folder.removeprefix(".")).strip("/")
-            folders[:] = sorted(name for name in folders if name not in ("__pycache__", ".pytest_cache"))
+            names += [name for name in folders if _is_link(name, descriptor)]
+            folders[:] = sorted({*folders} - {*names, "__pycache__", ".pytest_cache"})
             if inside.count("/") >= DEEPEST - 2 and folders:
                 folders[:], cut = [], True
             for name in sorted(names):

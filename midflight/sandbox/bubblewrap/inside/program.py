@@ -31,9 +31,9 @@ def run(request: dict[str, Any], reply: int) -> int:
         case "tests":
             _streams()
             _fresh()
-            code, tests = testing.run(request["paths"])
+            code, told = testing.run(request["paths"])
             _finish()
-            _say(reply, {"tests": tests})
+            _say(reply, told)
             return code
         case "command":
             os.closerange(3, 2**16)
