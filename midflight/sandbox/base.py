@@ -219,6 +219,10 @@ class Sandbox(Protocol):
     def full(self) -> bool:
         """Whether it does every request; without it, programs of their own and files, and no packages to import."""
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Distributions that programs may import beside the standard library."""
+
     async def open(self) -> Session:
         """A session with an empty workspace.
 

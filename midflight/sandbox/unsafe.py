@@ -21,6 +21,7 @@ class UnsafeSandbox:
 
     name = "none (unsafe)"
     full = False
+    packages = ()
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()

@@ -52,6 +52,7 @@ class WasiSandbox:
 
     name = "wasi"
     full = False
+    packages = ()
 
     def __init__(
         self,
