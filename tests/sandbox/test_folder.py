@@ -17,6 +17,7 @@ import pytest
 from midflight.errors import InfrastructureError
 from midflight.looping import run
 from midflight.sandbox import Limits, ListFiles, Outcome, Python, Sandbox, WriteFile, wasi
+from midflight.sandbox.folder import run_bounded
 from midflight.sandbox.folder import session as implementation
 from midflight.sandbox.unsafe import UnsafeSandbox
 from midflight.sandbox.wasi import WasiSandbox
@@ -182,3 +183,12 @@ async def test_a_host_without_room_is_an_infrastructure_failure(monkeypatch: pyt
     with pytest.raises(InfrastructureError, match="no session of the sandbox none .unsafe.: .*No space left"):
         await UnsafeSandbox().open()
     await session.close()
+
+
+@pytest.mark.asyncio
+async def test_a_program_that_ends_between_two_looks_is_looked_at(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    ended = await run_bounded(("/bin/sh", "-c", "> done"), {}, tmp_path, b"", Limits(), done.exists)
+    assert (ended.cause, ended.status) == ("disk", None)
+    ended = await run_bounded(("/bin/sh", "-c", "kill -9 $$"), {}, tmp_path, b"", Limits())
+    assert (ended.cause, ended.status) == ("exit", -9)
