@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -58,7 +60,7 @@ class OwnFolder:
 
     def remove(self) -> None:
         """Remove it with all that is in it; a second time does nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
         self._lock.close()
 
 
@@ -68,7 +70,35 @@ def remove_ownerless(prefix: str, inside: Path | None = None) -> None:
         with contextlib.suppress(OSError):  # it is being removed, or was made by something else
             with (path / _OWNED).open("rb") as lock:
                 if _lock(lock):
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_tree(path)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, however deep it is, as far as this user may; nothing may be writing in it any more.
+
+    Each folder within is moved to the top first, so that no path grows long and nothing recurs. What marks an owner's
+    folder goes last, so that a removal that was cut short is ended by `remove_ownerless`.
+    """
+    waiting, numbers, own = [folder], itertools.count(), secrets.token_hex(8)
+    while waiting:
+        for path in _folders(inner := waiting.pop()):
+            with contextlib.suppress(OSError):
+                path.chmod(0o700)
+                waiting.append(path if inner == folder else path.rename(folder / f"{own}-{next(numbers)}"))
+    for path in _folders(folder):
+        shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.name != _OWNED:
+                path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return []
 
 
 def _own(inside: Path, prefix: str) -> Iterator[Path]:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from midflight.paths import OwnFolder, remove_ownerless
 
 OWNER = """
@@ -35,6 +37,38 @@ def test_a_folder_is_removed_once_its_process_was_killed(tmp_path: Path) -> None
     assert folder.exists()
     remove_ownerless("mine-", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_removed_however_deep_and_closed_it_is(tmp_path: Path) -> None:
+    own = OwnFolder.make("mine-", tmp_path)
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").touch()
+    (own.path / "link").symlink_to(tmp_path / "kept")
+    here = os.open(own.path, os.O_RDONLY)
+    for depth in range(1010):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(os.open("f", os.O_CREAT, dir_fd=here))
+        os.symlink(tmp_path / "kept", "l", dir_fd=inner)
+        os.chmod("d", 0o700 if depth % 9 else 0o300, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    own.remove()
+    assert list(tmp_path.iterdir()) == [tmp_path / "kept"] and (tmp_path / "kept" / "file").exists()
+
+
+def test_a_removal_that_was_cut_short_is_ended_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = OwnFolder.make("mine-", tmp_path)
+    for number in range(20):
+        (own.path / f"{number}").touch()
+        (own.path / f"folder-{number}").mkdir()
+    left: list[list[str]] = []
+    unlink, rmdir = os.unlink, os.rmdir
+    monkeypatch.setattr(os, "unlink", lambda *path, **more: (left.append(os.listdir(own.path)), unlink(*path, **more)))
+    monkeypatch.setattr(os, "rmdir", lambda *path, **more: (left.append(os.listdir(own.path)), rmdir(*path, **more)))
+    own.remove()
+    assert len(left) == 42 and all(".owned" in names for names in left[:41]) and left[40] == [".owned"]
 
 
 def test_nothing_else_is_removed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from midflight.looping import loop_name
 from midflight.paths import cache_folder, embedded_folder
 from midflight.sandbox import wasi
-from midflight.sandbox.bubblewrap.interpreter import closure
+from midflight.sandbox.bubblewrap.interpreter import installed
 from midflight.sandbox.choose import bubblewrap_problem
 from midflight.sandbox.options import PACKAGES
 
@@ -116,7 +116,7 @@ def _sandbox() -> Check:
     if problem and not wasi.missing():
         detail = f"wasi: programs with the standard library alone, no shell, tests or state; for these: {problem}"
         return Check("sandbox", True, detail, required=False)
-    packages = ", ".join(sorted(set(closure(PACKAGES)) & set(PACKAGES)))
+    packages = ", ".join(installed(PACKAGES))
     detail = problem or f"bubblewrap; programs may import {packages or 'the standard library alone'}"
     return Check(
         "sandbox", not problem, detail, "needed by python, shell, run_tests; see docs/sandbox.md", required=False

@@ -10,12 +10,19 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 CLOSED = "the sandbox was closed during this call"
 """What InfrastructureError says of a request whose session the agent's own side closed."""
+
+
+MOST_OUTPUT = 16 * 2**20
+"""Bytes of standard output, and of standard error, that an answer of a session has room for."""
+MOST_READ = 32 * 2**20
+"""Bytes of a file that an answer has room for."""
 
 
 class Outcome(StrEnum):
@@ -54,7 +61,7 @@ class Limits:
     file_bytes: int = 32 * 2**20
     """Of one file."""
     output_bytes: int = 2**20
-    """Of standard output, and of standard error."""
+    """Of standard output, and of standard error; at most `MOST_OUTPUT`."""
     open_files: int = 256
     """In each process."""
 
@@ -62,6 +69,8 @@ class Limits:
         for name, value in vars(self).items():
             if value <= 0:
                 raise ValueError(f"{name} = {value} must be above 0")
+        if self.output_bytes > MOST_OUTPUT:
+            raise ValueError(f"output_bytes = {self.output_bytes} must be at most {MOST_OUTPUT}")
 
 
 @dataclass(frozen=True)
@@ -97,17 +106,22 @@ class WriteFile:
 
 @dataclass(frozen=True)
 class ReadFile:
-    """Read a file of the workspace of at most `most` bytes into `SandboxResult.data`."""
+    """Read a file of the workspace of at most `most` bytes, and never more than `MOST_READ`, into `SandboxResult.data`.
+
+    `start`: read the `most` bytes from there on, or what there is of them, of a file of any size.
+    """
 
     path: str
     most: int = 8 * 2**20
+    start: int | None = None
 
 
 @dataclass(frozen=True)
 class ListFiles:
-    """List what is below a folder of the workspace into `SandboxResult.files`."""
+    """List what is below a folder of the workspace into `SandboxResult.files`, without the first `skip` of it."""
 
     path: str = "."
+    skip: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,6 +173,9 @@ class SandboxResult:
     more_files: bool = False
     """There are more than `files` holds."""
     tests: tuple[TestOutcome, ...] = ()
+    """Where they are too many for an answer, some of those that passed are left out, and then others."""
+    test_counts: Mapping[str, int] = field(default_factory=dict)
+    """How many tests had which outcome, those that are left out too."""
     state_kept: bool = False
     """Whether variables of `keep_state` programs are still there."""
 
@@ -202,6 +219,10 @@ class Sandbox(Protocol):
     def full(self) -> bool:
         """Whether it does every request; without it, programs of their own and files, and no packages to import."""
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Distributions that programs may import beside the standard library."""
+
     async def open(self) -> Session:
         """A session with an empty workspace.
 
@@ -224,12 +245,16 @@ _UNUSUAL = re.compile(r"[^\n\t -~]")
 
 
 def printable(data: bytes) -> str:
-    """Bytes of a program as text: bad UTF-8 replaced, control and direction characters spelt out, `\\r\\n` as newline.
+    """Bytes of a program as text: bad UTF-8 replaced, and `spelt_out`."""
+    return spelt_out(data.decode("utf-8", "replace"))
 
-    So output cannot move a terminal's cursor, hide text or speak to it.
+
+def spelt_out(text: str) -> str:
+    """Text of a program with control and direction characters and lone surrogates spelt out, `\\r\\n` as newline.
+
+    So output cannot move a terminal's cursor, hide text or speak to it, and any stream takes it.
     """
-    text = data.decode("utf-8", "replace").replace("\r\n", "\n")
-    return _UNUSUAL.sub(lambda match: _shown(match[0]), text)
+    return _UNUSUAL.sub(lambda match: _shown(match[0]), text.replace("\r\n", "\n"))
 
 
 @functools.lru_cache(4096)

@@ -47,6 +47,10 @@ class SharedSandbox:
     def full(self) -> bool:
         return self.inner.full
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return self.inner.packages
+
     async def open(self) -> Session:
         """See `Sandbox.open`."""
         return await self._use().open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from midflight.errors import InfrastructureError
 from midflight.sandbox.base import Limits, Request, SandboxResult, Session
+from midflight.sandbox.options import PACKAGES
 
 
 class Imagined:
@@ -11,6 +12,7 @@ class Imagined:
 
     name = "bubblewrap"
     full = True
+    packages = PACKAGES
     limits = Limits()
 
     async def open(self) -> Session:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from midflight.sandbox.base import Limits
+from midflight.sandbox.base import MOST_OUTPUT, Limits
 from midflight.section import Section
 
 PACKAGES = ("numpy", "sympy", "matplotlib", "pytest")
@@ -30,7 +30,7 @@ class SandboxOptions(Section):
     """Processes and threads of one call; wasi has none."""
     file_mb: int = Field(default=32, ge=1)
     """Of one file."""
-    output_kb: int = Field(default=1024, ge=1)
+    output_kb: int = Field(default=1024, ge=1, le=MOST_OUTPUT // 2**10)
     """Of standard output, and of standard error, of one call."""
     disk_mb: int = Field(default=64, ge=1)
     """Of all files of a trajectory; bubblewrap has them in memory."""

@@ -1,17 +1,19 @@
 """No sandbox at all: programs run as the agent's user, with its files and its network. Only for your own code.
 
-A folder of its own, an empty environment and a time limit are accident prevention, not walls. It exists for systems
-without any sandbox, and only where `unsafe_no_sandbox` is set.
+A folder of its own, an empty environment and a time limit are accident prevention, not walls: what a program starts in
+a process group of its own goes on when the program has ended. It exists for systems without any sandbox, and only where
+`unsafe_no_sandbox` is set.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from midflight.paths import remove_ownerless
-from midflight.sandbox.base import Limits, Python, Request, SandboxResult
-from midflight.sandbox.folder import FOLDERS, FolderSession, answered, run_bounded
+from midflight.sandbox.base import Limits, Request, SandboxResult
+from midflight.sandbox.folder import FOLDERS, GRACE_SECONDS, FolderSession
 
 
 class UnsafeSandbox:
@@ -19,6 +21,7 @@ class UnsafeSandbox:
 
     name = "none (unsafe)"
     full = False
+    packages = ()
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -41,8 +44,9 @@ class UnsafeSandbox:
 
 
 class _Session(FolderSession):
-    async def _python(self, request: Python, limits: Limits) -> SandboxResult:
-        environment = {"PATH": os.defpath, "HOME": str(self._workspace), "LANG": "C.UTF-8"}
-        command = (sys.executable, "-I", "-c", request.code)
-        ended = await run_bounded(command, environment, self._workspace, request.stdin.encode(), limits)
-        return answered(request, limits, ended, b"")
+    def _command(self, limits: Limits) -> Sequence[str]:
+        own = (str(os.getpid()), str(limits.wall_seconds + GRACE_SECONDS))
+        return (sys.executable, "-I", "-B", str(self._program / "main.py"), *own)
+
+    def _environment(self) -> dict[str, str]:
+        return {"PATH": os.defpath, "HOME": str(self._workspace), "LANG": "C.UTF-8"}

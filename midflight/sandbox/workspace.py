@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import threading
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from midflight.errors import InfrastructureError
 from midflight.sandbox.base import (
@@ -29,6 +30,8 @@ from midflight.sandbox.base import (
 
 MOST_KEPT = 256 * 2**20
 """Bytes of a kept workspace: a file with holes takes more on the host than it does inside."""
+PIECE = 4 * 2**20
+"""Bytes that are read of a file at a time, so that a small memory limit is enough."""
 
 
 class StartFiles:
@@ -64,8 +67,9 @@ class Workspace:
 
     Args:
         sandbox: where it is opened.
-        keep: a folder of the host; at the end the files go to its next free `workspace-N`, if there are any. Where that
-            fails, leaving raises InfrastructureError, and the session is closed all the same.
+        keep: a folder of the host; at the end the files go to its next free `workspace-N`, if there are any, and what
+            is left out is said in `workspace-N.left-out`. Where that fails, leaving raises InfrastructureError, and
+            the session is closed all the same.
         files: what it begins with.
     """
 
@@ -98,22 +102,55 @@ class Workspace:
             raise
         return session
 
-    async def export(self, folder: Path) -> list[Path]:
-        """Copy the regular files to `folder`, which must be new or empty; what was written.
+    async def export(self, folder: Path) -> dict[str, str]:
+        """Copy the regular files to `folder`, which must be new or empty; what was left out, and why, by its path.
 
-        Links, and files whose names a host should not have, are left out, and what is over MOST_KEPT bytes in all.
+        Left out are links, files whose names a host should not have, what is over MOST_KEPT bytes in all, and what
+        cannot be read.
         """
-        written, room = [], MOST_KEPT
-        for file in (await self.run(ListFiles())).files:
+        files, left_out = await self._listed()
+        room = MOST_KEPT
+        for file in files:
             target = _below(folder, file)
-            if target is None or file.size > room:
-                continue
-            result = await self.run(ReadFile(file.path, max(file.size, 1)))
-            if result.ok:
-                room -= len(result.data)
-                await asyncio.to_thread(_write, target, result.data)
-                written.append(target)
-        return written
+            if target is None:
+                left_out[file.path] = "no regular file" if file.kind != "file" else "a name that leads elsewhere"
+            elif file.size > room:
+                left_out[file.path] = f"{file.size} bytes, more than is left of {MOST_KEPT}"
+            elif problem := await self._copied(file, target):
+                left_out[file.path] = problem
+            else:
+                room -= file.size
+        return left_out
+
+    async def _listed(self) -> tuple[list[File], dict[str, str]]:
+        """All files and links; and why it is not all of them, if it is not."""
+        files: list[File] = []
+        if self._session is None:
+            return files, {}
+        while (listed := await self._session.run(ListFiles(skip=len(files)))).ok:
+            files += listed.files
+            if not (listed.files and listed.more_files):
+                break
+        more = "some folders are too deep, or cannot be read" if listed.more_files else listed.problem
+        return files, {".": more} if more else {}
+
+    async def _copied(self, file: File, target: Path) -> str:
+        """Copy a file piece by piece; what is wrong with it, and then nothing of it is there."""
+        assert self._session is not None, "listed before"
+        try:
+            copy = await asyncio.to_thread(_new, target)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            return "a path too long for the host"
+        with copy:
+            for start in range(0, file.size, PIECE):
+                piece = await self._session.run(ReadFile(file.path, min(PIECE, file.size - start), start))
+                if not piece.ok:
+                    await asyncio.to_thread(target.unlink)
+                    return piece.problem
+                await asyncio.to_thread(copy.write, piece.data)
+        return ""
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,14 +171,19 @@ class Workspace:
             await self._session.close()
 
     async def _export_to_next(self, keep: Path) -> None:
-        if not (await self.run(ListFiles())).files:
+        files, problem = await self._listed()
+        if not (files or problem):
             return
-        await self.export(await asyncio.to_thread(_next, keep))
+        folder = await asyncio.to_thread(_next, keep)
+        left_out = await self.export(folder)
+        if left_out:
+            lines = "".join(f"{path}: {reason}\n" for path, reason in left_out.items())
+            await asyncio.to_thread(Path(f"{folder}.left-out").write_text, lines, "utf-8")
 
 
-def _write(target: Path, data: bytes) -> None:
+def _new(target: Path) -> IO[bytes]:
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(data)
+    return target.open("xb")
 
 
 def _next(keep: Path) -> Path:

@@ -83,7 +83,7 @@ def own_template(name: str) -> str:
 @pytest.mark.parametrize("name", ["generalist", "verify_claim", "python"])
 def test_no_control_token_and_no_open_fence_in_what_a_tool_asks(name: str) -> None:
     engine = ScriptedEngine(lambda _: "```\n1\n```\n```\n2\n```")
-    sandbox: Any = SimpleNamespace(full=True, name="none")  # nothing comes to run in it
+    sandbox: Any = SimpleNamespace(full=True, name="none", packages=())  # nothing comes to run in it
     arguments = {
         "generalist": {"query": HOSTILE},
         "verify_claim": {"claim": HOSTILE.replace("\n", " "), "source": f"{HOSTILE}\n\n{HOSTILE}"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from midflight.sandbox import Command, Limits, ListFiles, Outcome, Python, ReadFile, RunTests, WriteFile
-from midflight.sandbox.base import printable
+from midflight.sandbox.base import MOST_OUTPUT, MOST_READ, printable
 from midflight.sandbox.bubblewrap import BubblewrapSandbox
 
 
@@ -212,6 +212,11 @@ async def test_figures_become_files(sandbox: BubblewrapSandbox) -> None:
     ]
     assert (await session.run(ReadFile("figure-1.png"))).data.startswith(b"\x89PNG")
     assert len((await session.run(ListFiles())).files) == 4
+    for end, kept in (("sys.exit()", 1), ("sys.exit(0)", 1), ("sys.exit(3)", 0), ("sys.exit('no')", 0), ("1 / 0", 0)):
+        one = f"import sys\nfrom matplotlib import pyplot as plt\nplt.plot([1])\n{end}"
+        assert len((await session.run(Python(one, figures=True))).files) == kept, end
+    drawn = [await session.run(Python(code, keep_state=True, figures=True)) for code in (one, "plt.figure();", "1;")]
+    assert [len(result.files) for result in drawn] == [0, 2, 0]  # each is saved once
     await session.close()
 
 
@@ -247,6 +252,7 @@ async def test_tests_are_run_and_told_apart(sandbox: BubblewrapSandbox) -> None:
         ("test_each[1]", "passed"),
         ("test_each[2]", "failed"),
     ]
+    assert result.test_counts == {"passed": 2, "failed": 2, "skipped": 1, "error": 1}
     assert "AssertionError: because" in result.tests[1].message and result.tests[2].message == "Skipped: later"
     assert "OSError: gone" in result.tests[3].message
     one = await session.run(RunTests(("test_a.py::test_good",)))
@@ -262,3 +268,55 @@ def test_text_of_a_program_cannot_speak_to_a_terminal() -> None:
     assert printable(b"a\tb\r\nc\n") == "a\tb\nc\n"
     assert printable(b"\x1b[31m\x07\x00\r\x7f") == "\\x1b[31m\\x07\\x00\\r\\x7f"
     assert printable("\u202e\u2028\x9b ä €".encode() + b"\xff") == "\\u202e\\u2028\\x9b ä € \ufffd".replace("€ ", "€")
+
+
+@pytest.mark.asyncio
+async def test_any_text_goes_in_and_comes_out(sandbox: BubblewrapSandbox) -> None:
+    session = await sandbox.open()
+    given = "\ud800é\udc80\n"
+    for keep in (False, True):
+        result = await session.run(Python("ascii(input())", given, keep_state=keep))
+        assert result.out == "\"'\\\\ud800\\\\xe9\\\\udc80'\"\n", result
+    assert (await session.run(Command(("wc", "-c"), given))).out == "9\n"
+    for words, said in (
+        (
+            ("echo", "\ud800"),
+            "echo: 'utf-8' codec can't encode character '\\ud800' in position 0: surrogates not allowed\n",
+        ),
+        (("echo", "a\0b"), "echo: embedded null byte\n"),
+    ):
+        result = await session.run(Command(words))
+        assert (result.exit_code, result.err) == (127, said)
+    await session.run(WriteFile("test_a.py", b"def test_a(): assert False, '\\ud800'"))
+    (test,) = (await session.run(RunTests())).tests
+    assert "AssertionError: \\ud800" in test.message
+    forged = (
+        "import json, os\nbody = json.dumps({}).encode()\nos.write(3, len(body).to_bytes(4, 'big') + body)\nos._exit(1)"
+    )
+    for key, told in (("problem", ("\\ud800", "")), ("exception", ("exit code 1", "\\ud800"))):
+        result = await session.run(Python(forged.replace("{}", repr({key: "\ud800"}).replace("\ud800", "\\ud800"))))
+        assert (result.problem, result.exception) == told
+    await session.close()
+
+
+@pytest.mark.asyncio
+async def test_an_answer_has_room_for_all_it_may_hold(sandbox: BubblewrapSandbox) -> None:
+    session = await sandbox.open()
+    wide = Limits(wall_seconds=30, output_bytes=MOST_OUTPUT, file_bytes=2**26)
+    code = f"import os\nfor stream in (1, 2):\n    assert os.write(stream, b'x' * {MOST_OUTPUT}) == {MOST_OUTPUT}"
+    result = await session.run(Python(code), wide)
+    assert result.outcome is Outcome.OK and len(result.out) == len(result.err) == MOST_OUTPUT
+    large = await session.run(WriteFile("a", bytes(2**26)), wide)
+    assert large.outcome is Outcome.ERROR and large.problem.startswith("a request too large: ")
+    write = f"_ = open('a', 'wb').write(b'x' * {MOST_READ})"
+    assert (await session.run(Python(write), wide)).ok
+    assert len((await session.run(ReadFile("a", most=2**40), wide)).data) == MOST_READ
+    assert (await session.run(Python("_ = open('a', 'ab').write(b'yz')"), wide)).ok
+    assert (
+        f"{MOST_READ + 2} bytes, more than {MOST_READ}" in (await session.run(ReadFile("a", most=2**40), wide)).problem
+    )
+    assert (await session.run(ReadFile("a", 9, start=MOST_READ - 1))).data == b"xyz"
+    assert (await session.run(ReadFile("a", 2, start=MOST_READ - 1))).data == b"xy"
+    await session.close()
+    with pytest.raises(ValueError, match="output_bytes = 16777217 must be at most 16777216"):
+        Limits(output_bytes=MOST_OUTPUT + 1)

@@ -9,6 +9,7 @@ import signal
 from typing import Any
 
 from midflight.sandbox.base import (
+    MOST_READ,
     Command,
     File,
     Limits,
@@ -22,6 +23,7 @@ from midflight.sandbox.base import (
     TestOutcome,
     WriteFile,
     printable,
+    spelt_out,
 )
 from midflight.sandbox.bubblewrap.inside import frames
 
@@ -33,21 +35,22 @@ def request_frame(request: Request) -> dict[str, Any]:
     match request:
         case Python(code, stdin, keep_state, figures):
             kind = "state" if keep_state else "python"
-            return {"kind": kind, "code": code, "figures": figures, "stdin": frames.to_text(_encoded(stdin))}
+            return {"kind": kind, "code": code, "figures": figures, "stdin": frames.to_text(encoded(stdin))}
         case Command(words, stdin):
-            return {"kind": "command", "command": list(words), "stdin": frames.to_text(_encoded(stdin))}
+            return {"kind": "command", "command": list(words), "stdin": frames.to_text(encoded(stdin))}
         case RunTests(paths):
             return {"kind": "tests", "paths": list(paths)}
         case WriteFile(path, data):
             return {"kind": "write", "path": path, "data": frames.to_text(data)}
-        case ReadFile(path, most):
-            return {"kind": "read", "path": path, "most": most}
-        case ListFiles(path):
-            return {"kind": "list", "path": path}
+        case ReadFile(path, most, start):
+            return {"kind": "read", "path": path, "most": min(most, MOST_READ), "start": start}
+        case ListFiles(path, skip):
+            return {"kind": "list", "path": path, "skip": skip}
 
 
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+def encoded(text: str) -> bytes:
+    """What a program reads that text from: any text, lone surrogates too, which its `input()` gives as they were."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def lost(problem: str) -> SandboxResult:
@@ -67,7 +70,7 @@ def result(request: Request, answer: dict[str, Any], limits: Limits) -> SandboxR
         status = code if isinstance(code, int) and 0 <= code < 256 else 1
     said = reply.get("problem")
     if isinstance(said, str):
-        status, problem = 1, _text(said)
+        status, problem = 1, spelt_out(said)
     else:
         problem = ""
     outcome = _outcome(answer["cause"], status, exception, number)
@@ -76,12 +79,13 @@ def result(request: Request, answer: dict[str, Any], limits: Limits) -> SandboxR
         out=printable(frames.to_bytes(answer["out"])),
         err=printable(frames.to_bytes(answer["err"])),
         exit_code=status if isinstance(status, int) and status >= 0 else None,
-        exception="" if outcome is Outcome.OK else _text(exception),
+        exception="" if outcome is Outcome.OK else spelt_out(exception),
         problem=problem or _problem(outcome, status, limits),
         seconds=answer["seconds"],
         data=_data(reply),
         files=_files(reply),
         tests=_tests(reply),
+        test_counts=_counts(reply),
         more_files=reply.get("more") is True,
         state_kept=answer["state_kept"] is True,
     )
@@ -137,7 +141,7 @@ def _problem(outcome: Outcome, status: int | None, limits: Limits) -> str:
         case Outcome.PROCESS_LIMIT:
             return f"more than {limits.processes} processes and threads"
         case Outcome.FILE_LIMIT:
-            return "a file too large, too many files, or no room left in the workspace"
+            return "a file too large, too many files, too deep folders, or no room left in the workspace"
         case Outcome.KILLED:
             return f"ended by signal {-status}" if status is not None else "killed"
         case Outcome.ERROR:
@@ -154,16 +158,22 @@ def _data(reply: dict[str, Any]) -> bytes:
 
 def _files(reply: dict[str, Any]) -> tuple[File, ...]:
     return tuple(
-        File(_text(path), size, kind)
+        File(spelt_out(path), size, kind)
         for path, size, kind in _rows(reply, "files", ("path", str), ("bytes", int), ("kind", str))
     )
 
 
 def _tests(reply: dict[str, Any]) -> tuple[TestOutcome, ...]:
     return tuple(
-        TestOutcome(_text(name), _text(outcome), _text(message))
+        TestOutcome(spelt_out(name), spelt_out(outcome), spelt_out(message))
         for name, outcome, message in _rows(reply, "tests", ("name", str), ("outcome", str), ("message", str))
     )
+
+
+def _counts(reply: dict[str, Any]) -> dict[str, int]:
+    counts = reply.get("counts")
+    pairs = counts.items() if isinstance(counts, dict) else ()
+    return {spelt_out(outcome): count for outcome, count in pairs if isinstance(count, int)}
 
 
 def _rows(reply: dict[str, Any], key: str, *fields: tuple[str, type]) -> list[list[Any]]:
@@ -172,7 +182,3 @@ def _rows(reply: dict[str, Any], key: str, *fields: tuple[str, type]) -> list[li
     objects = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     rows = [[one.get(name) for name, _ in fields] for one in objects]
     return [row for row in rows if all(isinstance(value, kind) for value, (_, kind) in zip(row, fields, strict=True))]
-
-
-def _text(text: str) -> str:
-    return printable(text.encode("utf-8", "surrogateescape"))

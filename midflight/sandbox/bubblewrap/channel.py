@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from midflight.errors import InfrastructureError
-from midflight.sandbox.base import CLOSED, Limits, Request, SandboxResult
+from midflight.sandbox.base import CLOSED, Limits, Outcome, Request, SandboxResult
 from midflight.sandbox.bubblewrap.answers import lost, request_frame, result
 from midflight.sandbox.bubblewrap.inside import frames
 
@@ -63,8 +63,12 @@ class Channel:
         if self.lost:
             return lost("the session of this trajectory ended; its files are gone")
         try:
+            frame = frames.pack({**request_frame(request), "limits": asdict(limits)})
+        except ValueError as error:
+            return SandboxResult(Outcome.ERROR, problem=f"a request too large: {error}")
+        try:
             async with asyncio.timeout(limits.wall_seconds + GRACE_SECONDS):
-                self._writer.write(frames.pack({**request_frame(request), "limits": asdict(limits)}))
+                self._writer.write(frame)
                 await self._writer.drain()
                 answer = await self._answer()
         except (asyncio.IncompleteReadError, OSError, ValueError, TimeoutError) as error:

@@ -54,6 +54,11 @@ def inside(packages: Iterable[str]) -> Inside:
     )
 
 
+def installed(packages: Iterable[str]) -> tuple[str, ...]:
+    """Those of `packages` that are installed, as they are named."""
+    return tuple(name for name in packages if closure([name]))
+
+
 def closure(packages: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
     """The installed ones of `packages` and what they require without extras, by normal name."""
     found: dict[str, importlib.metadata.Distribution] = {}

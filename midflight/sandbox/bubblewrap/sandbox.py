@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 from types import TracebackType
@@ -12,6 +13,7 @@ from midflight.errors import InfrastructureError
 from midflight.sandbox.base import Limits, Outcome, Request, SandboxResult
 from midflight.sandbox.bubblewrap.answers import lost as gone
 from midflight.sandbox.bubblewrap.channel import Channel
+from midflight.sandbox.bubblewrap.interpreter import installed
 from midflight.sandbox.bubblewrap.zygote import Box, Zygote
 from midflight.sandbox.pool import LoopThread, Shared, WarmPool
 
@@ -40,6 +42,11 @@ class BubblewrapSandbox:
         self._warm, self._running = warm, running or len(os.sched_getaffinity(0))
         self._starting = threading.Lock()
         self._core: _Core | None = None
+
+    @functools.cached_property
+    def packages(self) -> tuple[str, ...]:
+        """See `Sandbox.packages`: those of the box that are installed."""
+        return installed(self.box.packages)
 
     async def open(self) -> BubblewrapSession:
         """See `Sandbox.open`."""

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
-import shutil
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from midflight.errors import InfrastructureError
 from midflight.paths import cache_folder, remove_ownerless
-from midflight.sandbox.base import Limits, Outcome, Python, Request, SandboxResult
-from midflight.sandbox.bubblewrap.inside import running
+from midflight.sandbox.base import Limits, Request, SandboxResult
+from midflight.sandbox.bubblewrap.inside import files
 from midflight.sandbox.bubblewrap.zygote import Box
-from midflight.sandbox.folder import FOLDERS, FolderSession, answered, run_bounded
+from midflight.sandbox.folder import FOLDERS, GRACE_SECONDS, FolderSession, run_bounded
 from midflight.sandbox.pool import LoopThread, Shared
-from midflight.sandbox.wasi.worker import TRAPPED
 
 T = TypeVar("T")
 
@@ -33,7 +30,6 @@ SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 COMPILE = Limits(wall_seconds=300, output_bytes=2**16)
 START_SECONDS = 1.0
 """Processor time that loading the interpreter may take, on top of a program's own."""
-REPLY_BYTES = 2**16
 _HERE = Path(__file__).resolve().parent
 
 
@@ -56,6 +52,7 @@ class WasiSandbox:
 
     name = "wasi"
     full = False
+    packages = ()
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class WasiSandbox:
         self._running = running or os.cpu_count() or 1
         self._starting = threading.Lock()
         self._thread: LoopThread | None = None
-        self._turns: asyncio.Semaphore | None = None
+        self._slots: asyncio.Semaphore | None = None
         self._interpreter: Shared[Path] | None = None
         self._open: set[_Session] = set()
 
@@ -103,27 +100,22 @@ class WasiSandbox:
             if self._thread is None:
                 remove_ownerless(FOLDERS)
                 self._thread = LoopThread("midflight-wasi")
-                self._turns, self._interpreter = asyncio.Semaphore(self._running), Shared(self._compiled)
+                self._slots, self._interpreter = asyncio.Semaphore(self._running), Shared(self._compiled)
             return self._thread
 
     async def _opened(self) -> _Session:
-        interpreter = self._interpreter
-        assert interpreter is not None, "started before"
-        session = _Session(self.limits, await interpreter.get(), self._disk_bytes, self._disk_files)
+        interpreter, slots = self._interpreter, self._slots
+        assert interpreter is not None and slots is not None, "started before"
+        session = _Session(self.limits, slots, await interpreter.get(), self._disk_bytes, self._disk_files)
         self._open.add(session)
         return session
 
     async def _once(self, request: Request, limits: Limits | None) -> SandboxResult:
         session = await self._opened()
         try:
-            return await self._run(session, request, limits)
+            return await session.run(request, limits)
         finally:
             await self._end(session)
-
-    async def _run(self, session: _Session, request: Request, limits: Limits | None) -> SandboxResult:
-        assert self._turns is not None, "started before"
-        async with self._turns:
-            return await session.run(request, limits)
 
     async def _end(self, session: _Session) -> None:
         self._open.discard(session)
@@ -146,7 +138,9 @@ class WasiSandbox:
         if not target.exists():
             source = await asyncio.to_thread(_checked_interpreter)
             self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-            ended = await run_bounded(_worker("compile", str(source), str(target)), {}, self._cache, b"", COMPILE)
+            ended = await run_bounded(
+                _worker(COMPILE, "compile", str(source), str(target)), {}, self._cache, b"", COMPILE
+            )
             if not target.exists():
                 said = ended.err.decode("utf-8", "replace").strip().splitlines() or [ended.cause]
                 raise InfrastructureError(f"the WASI interpreter cannot be compiled: {said[-1]}")
@@ -165,7 +159,7 @@ class WasiSession:
 
     async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
         """See `Session.run`."""
-        return await self._sandbox._on(self._sandbox._run(self._session, request, limits))
+        return await self._sandbox._on(self._session.run(request, limits))
 
     async def close(self) -> None:
         """See `Session.close`."""
@@ -174,44 +168,31 @@ class WasiSession:
 
 
 class _Session(FolderSession):
-    def __init__(self, limits: Limits, compiled: Path, disk_bytes: int, disk_files: int) -> None:
-        super().__init__(limits, WasiSandbox.name)
+    def __init__(
+        self, limits: Limits, slots: asyncio.Semaphore, compiled: Path, disk_bytes: int, disk_files: int
+    ) -> None:
+        super().__init__(limits, WasiSandbox.name, slots)
         self._compiled, self._disk_bytes, self._disk_files = compiled, disk_bytes, disk_files
-        self._program, self._reply = self._root / "program", self._root / "reply"
-        for folder in (self._program, self._reply):
-            folder.mkdir()
-        shutil.copy(_HERE / "main.py", self._program)
-        shutil.copy(running.__file__, self._program)
 
-    async def _python(self, request: Python, limits: Limits) -> SandboxResult:
-        source = base64.b64encode(request.code.encode("utf-8", "surrogatepass"))
-        (self._program / "code.py").write_bytes(source)
-        reply = self._reply / "reply"
-        reply.unlink(missing_ok=True)
+    def _command(self, limits: Limits) -> Sequence[str]:
         own = {
             "cpu_seconds": int(limits.cpu_seconds + START_SECONDS) + 1,
             "file_bytes": limits.file_bytes,
             "open_files": limits.open_files,
             "memory_bytes": limits.memory_bytes,
         }
-        command = _worker("run", str(self._compiled), json.dumps(own), str(self._root))
-        stdin = request.stdin.encode("utf-8", "surrogateescape")
-        ended = await run_bounded(command, {}, self._root, stdin, limits, self._over)
-        said = _bounded(reply)
-        if ended.status == TRAPPED:
-            problem = ended.err.decode("utf-8", "replace").strip().splitlines()[-1:]
-            return SandboxResult(Outcome.KILLED, problem=" ".join(problem), seconds=ended.seconds)
-        return answered(request, limits, ended, said)
+        return _worker(limits, "run", str(self._compiled), json.dumps(own), str(self._root))
 
     def _over(self) -> bool:
         return _more_than(self._root, self._disk_bytes, self._disk_files)
 
 
-def _worker(*words: str) -> list[str]:
+def _worker(limits: Limits, *words: str) -> list[str]:
     found = importlib.util.find_spec("wasmtime")
     assert found is not None and found.origin is not None, "missing() has looked"
     packages = str(Path(found.origin).parent.parent)
-    return [sys.executable, "-I", "-S", "-B", str(_HERE / "worker.py"), packages, *words]
+    own = [str(os.getpid()), str(limits.wall_seconds + GRACE_SECONDS), packages]
+    return [sys.executable, "-I", "-S", "-B", str(_HERE / "worker.py"), *own, *words]
 
 
 def _checked_interpreter() -> Path:
@@ -224,19 +205,11 @@ def _checked_interpreter() -> Path:
     return path
 
 
-def _bounded(file: Path) -> bytes:
-    """What a program left for an answer; nothing where it is no small regular file."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return b""
-    with open(descriptor, "rb") as opened:
-        return opened.read(REPLY_BYTES)
-
-
 def _more_than(folder: Path, size: int, count: int) -> bool:
-    """Whether what is below a folder takes more bytes, or is more files and folders."""
-    for _, folders, names, descriptor in os.fwalk(folder):
+    """Whether what is below a folder takes more bytes, is more files and folders, or is deeper than paths may be."""
+    for inside, folders, names, descriptor in os.fwalk(folder):
+        if folders and inside.count("/") - str(folder).count("/") > files.DEEPEST:
+            return True
         for name in (*folders, *names):
             count -= 1
             with contextlib.suppress(OSError):  # gone meanwhile

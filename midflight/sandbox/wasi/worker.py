@@ -1,7 +1,8 @@
 """The process that holds one WebAssembly run; started as a script, with an empty environment, never imported.
 
-`worker.py PACKAGES compile WASM OUT` compiles the interpreter once. `worker.py PACKAGES run CODE LIMITS FOLDER` runs
-/program/main.py in it: FOLDER/program is read-only, FOLDER/workspace and FOLDER/reply can be written.
+`worker.py AGENT SECONDS PACKAGES compile WASM OUT` compiles the interpreter once. `... run CODE LIMITS FOLDER` runs
+/program/main.py in it: FOLDER/program is read-only, FOLDER/workspace and FOLDER/reply can be written. Both end with
+the process AGENT, and after SECONDS (`watch`).
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ import importlib
 import json
 import os
 import resource
+import signal
 import sys
 from typing import Any
-
-TRAPPED = 70
-"""Exit code of a run that WebAssembly ended: a stack too deep, or an interpreter that broke."""
 
 
 def compile_module(wasmtime: Any, source: str, target: str) -> int:
@@ -55,15 +54,17 @@ def run(wasmtime: Any, code: str, limits: dict[str, int], folder: str) -> int:
         start(store)
     except wasmtime.ExitTrap as ended:
         return int(ended.code)
-    except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
-        print(str(error).strip().splitlines()[-1], file=sys.stderr)
-        return TRAPPED
+    except (wasmtime.Trap, wasmtime.WasmtimeError) as error:  # a stack too deep, or an interpreter that broke
+        print(str(error).strip().splitlines()[-1], file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)  # no exit code, which a program could give as well
     return 0
 
 
 if __name__ == "__main__":
-    sys.path.append(sys.argv[1])
+    agent, seconds, packages, task, *words = sys.argv[1:]
+    sys.path += [packages, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "folder")]
+    importlib.import_module("watch").end_with(int(agent), float(seconds))
     package = importlib.import_module("wasmtime")
-    if sys.argv[2] == "compile":
-        sys.exit(compile_module(package, *sys.argv[3:]))
-    sys.exit(run(package, sys.argv[3], json.loads(sys.argv[4]), sys.argv[5]))
+    if task == "compile":
+        sys.exit(compile_module(package, *words))
+    sys.exit(run(package, words[0], json.loads(words[1]), words[2]))

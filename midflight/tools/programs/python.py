@@ -98,8 +98,11 @@ class PythonTool(SandboxTool):
         """For the planner."""
         what = "runs a Python program" if self.engine is None else "writes a Python program for a task and runs it"
         state = "variables stay from call to call" if self.keep_state else "every call starts without variables"
-        packages = "numpy, sympy" if self.sandbox.full else "standard library alone"
-        return f"{what}; gives what it prints and the value of its last line; {state}; {packages}; no network"
+        gives = "gives what it prints and the value of its last line"
+        if "matplotlib" in self.sandbox.packages:
+            gives += ", and saves its figures as files"
+        packages = ", ".join(self.sandbox.packages) or "standard library alone"
+        return f"{what}; {gives}; {state}; {packages}; no network"
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -138,8 +141,8 @@ class PythonTool(SandboxTool):
         return ToolResult(text.text + "".join(f"\nsaved {file.path}" for file in result.files), text.error)
 
     def _system(self) -> str:
-        packages = "the standard library with numpy and sympy" if self.sandbox.full else "the standard library alone"
-        return SYSTEM.substitute(packages=packages)
+        packages = ", ".join(self.sandbox.packages)
+        return SYSTEM.substitute(packages=f"the standard library {f'with {packages}' if packages else 'alone'}")
 
     async def _written(self, engine: Engine, task: str) -> str:
         """The program that `engine` writes for `task`.

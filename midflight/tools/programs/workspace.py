@@ -6,7 +6,6 @@ Invariant: each call happens inside the sandbox, files too; so no path, link or 
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -255,12 +254,13 @@ def _tests(result: SandboxResult) -> ToolResult:
         found = "" if result.tests else "no tests were found\n" if result.exit_code == 5 else "no test ran\n"
         text = result_of(result)
         return ToolResult(found + text.text, text.error or ErrorKind.TOOL_ERROR)
-    counts = Counter(test.outcome for test in result.tests)
-    order = ("passed", "failed", "error", "skipped")
-    rows = [", ".join(f"{counts[outcome]} {outcome}" for outcome in order if counts[outcome])]
-    for test in result.tests:
-        if test.outcome != "passed":
-            rows.append(f"{test.outcome.upper()} {test.name}" + (f"\n{test.message}" if test.message else ""))
+    counts = {outcome: result.test_counts.get(outcome, 0) for outcome in ("passed", "failed", "error", "skipped")}
+    rows = [", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)]
+    told = [test for test in result.tests if test.outcome != "passed"]
+    for test in told:
+        rows.append(f"{test.outcome.upper()} {test.name}" + (f"\n{test.message}" if test.message else ""))
+    if left := sum(counts.values()) - counts["passed"] - len(told):
+        rows.append(f"and {left} more that did not pass")
     return ToolResult("\n".join(rows), None if result.ok else ErrorKind.TOOL_ERROR)
 
 

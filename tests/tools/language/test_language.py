@@ -84,7 +84,7 @@ def test_a_spent_budget_and_an_engine_that_gave_up_end_the_trajectory_at_once(
 ) -> None:
     asked = ScriptedEngine(lambda request: failure)
     if name == "python":
-        sandbox: Any = SimpleNamespace(full=True, name="none")  # nothing comes to run in it
+        sandbox: Any = SimpleNamespace(full=True, name="none", packages=())  # nothing comes to run in it
         tool: Any = PythonTool(sandbox, engine=lambda: asked)
         arguments: dict[str, Any] = {"task": "x"}
     else:

@@ -107,6 +107,26 @@ async def test_an_engine_writes_the_program_from_a_task(sandbox: BubblewrapSandb
     assert "the text is too long" in (await short.call({"task": "x" * 400}, 10)).text
 
 
+@pytest.mark.parametrize(
+    ("packages", "saves", "told"),
+    [
+        ((), "", "standard library alone"),
+        (("numpy", "no-such-package"), "", "numpy"),
+        (("numpy", "matplotlib"), ", and saves its figures as files", "numpy, matplotlib"),
+    ],
+)
+def test_the_planner_is_told_what_programs_may_import(packages: tuple[str, ...], saves: str, told: str) -> None:
+    for name in set(packages) - {"no-such-package"}:
+        pytest.importorskip(name)
+    tool = PythonTool(BubblewrapSandbox(box=Box(packages=packages)))
+    assert tool.description == (
+        f"runs a Python program; gives what it prints and the value of its last line{saves}; every call starts without "
+        f"variables; {told}; no network"
+    )
+    told = "standard library alone" if not packages else f"standard library with {told}"
+    assert f"There is the {told}, and no network." in tool._system()
+
+
 def test_a_program_is_taken_out_of_its_fence() -> None:
     assert program_of("````python\nprint('''\n```\n''')\n````") == "print('''\n```\n''')\n"
     assert program_of("x = 1\n") == "x = 1\n"

@@ -19,14 +19,16 @@ from midflight.building import context_of
 from midflight.engines.scripted import ScriptedEngine
 from midflight.errors import InfrastructureError, UserError
 from midflight.recipe import load_recipe
-from midflight.sandbox import Limits
+from midflight.sandbox import File, Limits, ListFiles, Python, WriteFile
+from midflight.sandbox import workspace as workspace_module
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
+from midflight.sandbox.bubblewrap.inside import files as inside_files
 from midflight.sandbox.choose import shared_sandbox
 from midflight.sandbox.folder import FolderSession
 from midflight.sandbox.options import SandboxOptions
 from midflight.sandbox.unsafe import UnsafeSandbox
 from midflight.sandbox.wasi import WasiSandbox
-from midflight.sandbox.workspace import StartFiles
+from midflight.sandbox.workspace import StartFiles, Workspace
 from midflight.tools import ErrorKind, Scope, ToolCall, Toolset
 from midflight.tools.options import ToolContext
 from midflight.tools.programs import workspace
@@ -80,6 +82,23 @@ async def test_a_failing_test_is_mended(sandbox: BubblewrapSandbox) -> None:
         assert await run("read_file", path="src/m.py", first_line=9) == ("src/m.py has 2 lines", ErrorKind.TOOL_ERROR)
         assert await run("list_files", path="src") == ("src/m.py 27", None)
         assert await run("shell", command="wc -l < src/m.py; pwd") == ("2\n/workspace", None)
+
+
+@pytest.mark.asyncio
+async def test_of_very_many_tests_those_that_failed_are_told(sandbox: BubblewrapSandbox) -> None:
+    many = "import pytest\n@pytest.mark.parametrize('n', range(1100))\ndef test_n(n):\n    "
+    async with Scope() as scope:
+        run = Tools(sandbox, scope)
+        await run("write_file", path="test_a.py", content=many + "assert n not in (1, 1050)")
+        text, error = await run("run_tests", path=".")
+        assert error is ErrorKind.TOOL_ERROR and text.startswith("1098 passed, 2 failed\nFAILED test_a.py::test_n[1]\n")
+        assert "\nFAILED test_a.py::test_n[1050]\n" in text and "more that did not pass" not in text
+        long = "assert n >= 1050, '\U0001f600' * 3000"
+        await run("write_file", path="test_a.py", content=many + long)
+        text, error = await run("run_tests", path=".")
+        told = text.count("\nFAILED ")
+        assert text.startswith("50 passed, 1050 failed\n") and 100 < told < 300 and error is ErrorKind.TOOL_ERROR
+        assert text.endswith(f"\nand {1050 - told} more that did not pass")
 
 
 @pytest.mark.asyncio
@@ -181,8 +200,96 @@ async def test_a_kept_workspace_holds_regular_files_alone(sandbox: BubblewrapSan
     async with Scope() as scope:
         await Tools(sandbox, scope, keep)("list_files", path=".")  # nothing in it: nothing kept
     found = sorted(str(path.relative_to(keep)) for path in keep.rglob("*") if not path.is_dir())
-    assert found == ["workspace-1/a/b.txt", "workspace-2/a/b.txt"]
+    assert found == [f"workspace-{number}{name}" for number in (1, 2) for name in (".left-out", "/a/b.txt")]
+    assert (keep / "workspace-1.left-out").read_text().splitlines() == [
+        "d: no regular file",
+        "e\\x1b: a name that leads elsewhere",
+        "l: no regular file",
+        "p: no regular file",
+    ]
     assert (keep / "workspace-1" / "a" / "b.txt").read_text() == "ä" and not os.path.islink(keep / "workspace-1" / "l")
+
+
+@pytest.mark.asyncio
+async def test_every_file_is_kept_or_named(
+    sandbox: BubblewrapSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill = "import os\nopen('g', 'wb').write(b'ab' * 20 * 2**20)\nopen('z', 'w').write('42')\n"
+    fill += "os.mkdir('closed', 0)\nopen('y', 'w').write('!')\nos.chmod('y', 0)\n"
+    fill += "for number in range(20):\n    os.mkdir('n' * 250)\n    os.chdir('n' * 250)\nopen('long', 'w').close()"
+    limits = Limits(wall_seconds=20, memory_bytes=2**27, file_bytes=2**26)
+    async with Workspace(sandbox, keep=tmp_path) as workspace:
+        assert (await workspace.run(Python(fill), limits)).ok
+    kept = tmp_path / "workspace-1"
+    assert (kept / "z").read_text() == "42" and (kept / "g").read_bytes() == b"ab" * 20 * 2**20
+    assert {path.name for path in kept.iterdir() if path.is_file()} == {"g", "z"}
+    left_out = (tmp_path / "workspace-1.left-out").read_text().splitlines()
+    assert [line for line in left_out if line[:2] != "nn"] == [
+        ".: some folders are too deep, or cannot be read",
+        "y: y: Permission denied",
+    ]
+    assert len(left_out) == 3 and left_out[-1].endswith("/long: a path too long for the host")
+    monkeypatch.setattr(workspace_module, "MOST_KEPT", 5)
+    async with Workspace(sandbox, keep=tmp_path) as workspace:
+        for name in ("a", "b", "c"):
+            await workspace.run(WriteFile(name, b"123" if name != "c" else b"12"))
+    assert sorted(path.name for path in tmp_path.glob("workspace-2/*")) == ["a", "c"]
+    assert (tmp_path / "workspace-2.left-out").read_text() == "b: 3 bytes, more than is left of 5\n"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("bound", "most"), [("_MOST_LISTED", 3), ("_MOST_CHARACTERS", 11)])
+async def test_more_files_than_one_list_holds_are_all_kept(
+    bound: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inside_files, bound, most)
+    async with Workspace(UnsafeSandbox(), keep=tmp_path) as workspace:
+        for number in range(10):
+            await workspace.run(WriteFile(f"{number % 2}/{number}", str(number).encode()))
+        listed = await workspace.run(ListFiles())
+        assert [file.path for file in listed.files] == ["0/0", "0/2", "0/4"] and listed.more_files
+        listed = await workspace.run(ListFiles(skip=8))
+        assert [file.path for file in listed.files] == ["1/7", "1/9"] and not listed.more_files
+    kept = {path.name: path.read_text() for path in tmp_path.glob("workspace-1/*/*")}
+    assert kept == {str(number): str(number) for number in range(10)}
+    assert [path.name for path in tmp_path.iterdir()] == ["workspace-1"]
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_ends_while_it_is_kept_is_not_begun_anew(
+    sandbox: BubblewrapSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Workspace(sandbox, keep=tmp_path) as workspace:
+        for name in ("a", "b"):
+            await workspace.run(WriteFile(name, b"1"))
+        copied = workspace._copied
+
+        async def lose(file: File, target: Path) -> str:
+            if file.path == "b":
+                assert workspace._session is not None
+                await workspace._session.close()
+            return await copied(file, target)
+
+        monkeypatch.setattr(workspace, "_copied", lose)
+    assert [path.name for path in tmp_path.glob("workspace-1/*")] == ["a"]
+    assert (tmp_path / "workspace-1.left-out").read_text().startswith("b: the session of this trajectory ended")
+
+
+@pytest.mark.asyncio
+async def test_a_lost_session_is_followed_by_one_that_begins_alike(sandbox: BubblewrapSandbox, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    async with Workspace(sandbox, files=StartFiles(tmp_path)) as workspace:
+        await workspace.run(WriteFile("b", b"2"))
+        assert workspace._session is not None
+        await workspace._session.close()
+        assert [file.path for file in (await workspace.run(ListFiles())).files] == ["a"]
+
+
+def test_no_name_leads_out_of_what_is_kept(tmp_path: Path) -> None:
+    for path in ("../a", "a/../../b", "/etc/a", "a\\b", "", "."):
+        assert workspace_module._below(tmp_path, File(path, 1)) is None, path
+    assert workspace_module._below(tmp_path, File("a", 1, "link")) is None
+    assert workspace_module._below(tmp_path, File("a/b", 1)) == tmp_path / "a" / "b"
 
 
 class Folder(UnsafeSandbox):

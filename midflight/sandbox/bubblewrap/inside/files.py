@@ -14,7 +14,11 @@ from typing import Any
 from . import frames
 from .running import WORKSPACE, described
 
+DEEPEST = 100
+"""Parts that a path may have; what is deeper is not listed."""
 _MOST_LISTED = 2000
+_MOST_CHARACTERS = 2**18
+"""Of all paths of a list: twelve bytes each, at worst, of a reply."""
 _LINK = "a symbolic link, which is not followed"
 
 
@@ -37,6 +41,8 @@ def _opened(root: str, path: str, flags: int, *, make: bool = False) -> Iterator
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise ValueError(f"{path}: outside the workspace; give a path without ..")
+    if len(parts) > DEEPEST:
+        raise ValueError(f"a path of {len(parts)} parts; at most {DEEPEST}")
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for index, part in enumerate(parts):
@@ -76,10 +82,11 @@ def _write(request: dict[str, Any], root: str) -> dict[str, Any]:
 
 def _read(request: dict[str, Any], root: str) -> dict[str, Any]:
     with _opened(root, request["path"], os.O_RDONLY) as descriptor:
-        size = _regular(request["path"], descriptor)
-        if size > request["most"]:
+        size, start = _regular(request["path"], descriptor), request["start"]
+        if start is None and size > request["most"]:
             raise ValueError(f"{request['path']}: {size} bytes, more than {request['most']}")
         with open(descriptor, "rb", closefd=False) as file:
+            file.seek(start or 0)
             return {"data": frames.to_text(file.read(request["most"]))}
 
 
@@ -92,18 +99,28 @@ def _regular(path: str, descriptor: int) -> int:
 
 
 def _list(request: dict[str, Any], root: str) -> dict[str, Any]:
-    """Files and links below a folder, by path; at most _MOST_LISTED of them."""
+    """Files and links below a folder, by path, from the one behind the first `skip` on; `more`: not all are in it."""
     parts = request["path"].removeprefix(WORKSPACE).split("/")
     prefix = "/".join(part for part in parts if part not in ("", "."))
     found: list[dict[str, Any]] = []
+    closed: list[OSError] = []
+    skip, room, cut = request["skip"], _MOST_CHARACTERS, False
     with _opened(root, request["path"], os.O_RDONLY | os.O_DIRECTORY) as top:
-        for folder, folders, names, descriptor in os.fwalk(".", dir_fd=top):
-            folders[:] = sorted(name for name in folders if name not in ("__pycache__", ".pytest_cache"))
-            inside = [part for part in (prefix, folder.removeprefix(".").lstrip("/")) if part]
+        for folder, folders, names, descriptor in os.fwalk(".", onerror=closed.append, dir_fd=top):
+            inside = (prefix + folder.removeprefix(".")).strip("/")
+            names += [name for name in folders if _is_link(name, descriptor)]
+            folders[:] = sorted({*folders} - {*names, "__pycache__", ".pytest_cache"})
+            if inside.count("/") >= DEEPEST - 2 and folders:
+                folders[:], cut = [], True
             for name in sorted(names):
-                if len(found) == _MOST_LISTED:
+                if skip:
+                    skip -= 1
+                    continue
+                path = f"{inside}/{name}".lstrip("/")
+                room -= len(path)
+                if len(found) == _MOST_LISTED or room < 0:
                     return {"files": found, "more": True}
                 status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
                 kind = "file" if stat.S_ISREG(status.st_mode) else "link" if stat.S_ISLNK(status.st_mode) else "other"
-                found.append({"path": "/".join([*inside, name]), "bytes": status.st_size, "kind": kind})
-    return {"files": found, "more": False}
+                found.append({"path": path, "bytes": status.st_size, "kind": kind})
+    return {"files": found, "more": cut or bool(closed)}

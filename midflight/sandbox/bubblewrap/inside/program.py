@@ -31,9 +31,9 @@ def run(request: dict[str, Any], reply: int) -> int:
         case "tests":
             _streams()
             _fresh()
-            code, tests = testing.run(request["paths"])
+            code, told = testing.run(request["paths"])
             _finish()
-            _say(reply, {"tests": tests})
+            _say(reply, told)
             return code
         case "command":
             os.closerange(3, 2**16)
@@ -51,7 +51,7 @@ def keep(requests: int, reply: int) -> int:
     with open(requests, "rb", closefd=False) as source:
         while head := source.read(frames.HEAD):
             request = frames.unpack(source.read(frames.length(head)))
-            sys.stdin = io.TextIOWrapper(io.BytesIO(frames.to_bytes(request["stdin"])), "utf-8")
+            sys.stdin = io.TextIOWrapper(io.BytesIO(frames.to_bytes(request["stdin"])), "utf-8", "surrogatepass")
             code, problem = running.run_code(request["code"], namespace, request["figures"])
             _flush()
             _say(reply, {**problem, "code": code})
@@ -60,7 +60,7 @@ def keep(requests: int, reply: int) -> int:
 
 def _streams() -> None:
     """Text streams that take any character, and show at once what was written."""
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogatepass", closefd=False)
     sys.stdout = open(1, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
     for name in ("stdin", "stdout", "stderr"):
@@ -103,6 +103,6 @@ def _execute(command: list[str]) -> int:
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
-    except OSError as error:
-        print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+    except (OSError, ValueError) as error:  # ValueError: a word that no command can be given
+        print(f"{command[0]}: {error.strerror if isinstance(error, OSError) else error}", file=sys.stderr, flush=True)
         return 127

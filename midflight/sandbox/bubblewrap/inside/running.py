@@ -32,20 +32,27 @@ def run_code(source: str, namespace: dict[str, Any], figures: bool) -> tuple[int
             flags = body.co_flags & _FEATURES
             shown = compile(ast.Interactive([last]), NAME, "single", flags, dont_inherit=True)
         running = True
-        exec(body, namespace)
-        if shown is not None:
-            exec(shown, namespace)
+        try:
+            exec(body, namespace)
+            if shown is not None:
+                exec(shown, namespace)
+        except SystemExit as end:
+            if code := _exit_code(end):
+                return code, {}
         return 0, {"files": save_figures() if figures else []}
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return (error.code or 0) & 0xFF, {}
-        print(error.code, file=sys.stderr)
-        return 1, {}
     except BaseException as error:
         problem = described(error)
         trace = error.__traceback__.tb_next if running and error.__traceback__ is not None else None
         traceback.print_exception(type(error), error, trace)
         return 1, problem
+
+
+def _exit_code(end: SystemExit) -> int:
+    """The code that a process has which ends so; what is no code is printed."""
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)
+    return 1
 
 
 def save_figures() -> list[dict[str, Any]]:
