@@ -127,11 +127,12 @@ class AgentFlow:
         error = ""
         try:
             async with scope:
-                async with _limit(None, cancel) as limit:
-                    for turn, call in again:
-                        result = await self._replayed(run, call)
-                        if result != turn.result and on_difference is not None:
-                            on_difference(turn, result)
+                if again:
+                    async with _limit(None, cancel) as limit:
+                        for turn, call in again:
+                            result = await self._replayed(run, call)
+                            if result != turn.result and on_difference is not None:
+                                on_difference(turn, result)
                 async with _limit(self.max_seconds, cancel) as limit:
                     stop_reason = await self._loop(run, on_turn, analyse=analysis is None)
                     error = run.problem

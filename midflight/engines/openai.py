@@ -133,9 +133,12 @@ class TextEngine(ServedEngine):
         Raises: as `read_choice`.
         """
         took, drew = said_tokens(answer)
-        self._count(took or 0, drew or 0)
-        text, _ = read_choice(answer, self.endpoint.api)
-        self._count(prompt if took is None else 0, self.count_tokens(text) if drew is None else 0, requests=1)
+        try:
+            text, _ = read_choice(answer, self.endpoint.api)
+        except Exception:
+            self._count(took or 0, drew or 0)
+            raise
+        self._count(prompt if took is None else took, self.count_tokens(text) if drew is None else drew, requests=1)
         return answer
 
 

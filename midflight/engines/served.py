@@ -86,6 +86,6 @@ class ServedEngine(ABC):
         self, prompt: int = 0, completion: int = 0, *, requests: int = 0, retries: int = 0, cached: int = 0
     ) -> None:
         """Count at once: another attempt, or another request, is to find the budget spent."""
-        used = Usage(requests, retries, cached, prompt, completion, self._prices.of(prompt, completion))
-        if used != Usage():
+        if requests or retries or cached or prompt or completion:
+            used = Usage(requests, retries, cached, prompt, completion, self._prices.of(prompt, completion))
             self.ledger.add(self._module, self._name, used)

@@ -91,7 +91,10 @@ class Ledger:
 
     def add(self, module: str, engine: str, usage: Usage) -> None:
         """Count what was used."""
-        self.of.setdefault((module, engine), Usage()).add(usage)
+        of = self.of.get((module, engine))
+        if of is None:
+            of = self.of[module, engine] = Usage()
+        of.add(usage)
         self.total.add(usage)
 
     def save(self, path: Path) -> None:
