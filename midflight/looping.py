@@ -39,7 +39,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def start(group: asyncio.TaskGroup, work: Iterable[Coroutine[Any, Any, T]]) -> list[asyncio.Task[T]]:
-    """A task for each, `STARTED_AT_ONCE` in a round of the loop."""
+    """A task for each, `STARTED_AT_ONCE` in a round of the loop; `work` makes them as they are asked for."""
     tasks = []
     for one in work:
         tasks.append(group.create_task(one))

@@ -8,6 +8,7 @@ import itertools
 import os
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -68,37 +69,73 @@ def remove_ownerless(prefix: str, inside: Path | None = None) -> None:
     """Remove folders that `OwnFolder.make` made for this user and whose process is gone."""
     for path in _own(Path(inside or tempfile.gettempdir()), prefix):
         with contextlib.suppress(OSError):  # it is being removed, or was made by something else
-            with (path / _OWNED).open("rb") as lock:
-                if _lock(lock):
+            mark = os.open(path / _OWNED, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            with open(mark, "rb") as lock:
+                if stat.S_ISREG(os.fstat(mark).st_mode) and _lock(lock):
                     remove_tree(path)
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, however deep it is, as far as this user may; nothing may be writing in it any more.
+    """Remove a folder, however deep it is, as far as this user may. No link is followed, nor is `folder` if it is one.
 
     Each folder within is moved to the top first, so that no path grows long and nothing recurs. What marks an owner's
     folder goes last, so that a removal that was cut short is ended by `remove_ownerless`.
     """
-    waiting, numbers, own = [folder], itertools.count(), secrets.token_hex(8)
-    while waiting:
-        for path in _folders(inner := waiting.pop()):
-            with contextlib.suppress(OSError):
-                path.chmod(0o700)
-                waiting.append(path if inner == folder else path.rename(folder / f"{own}-{next(numbers)}"))
-    for path in _folders(folder):
-        shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if path.name != _OWNED:
-                path.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _folders(folder: Path) -> list[Path]:
+    if sys.platform == "win32":
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    top = _opened(str(folder))
+    if top is None:
+        with contextlib.suppress(OSError):
+            folder.unlink()
+        return
     try:
-        return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+        numbers, own = itertools.count(), secrets.token_hex(8)
+        waiting = _emptied(top, keep=_OWNED)
+        while waiting:
+            inner = _opened(name := waiting.pop(), top)
+            if inner is None:
+                continue
+            try:
+                for found in _emptied(inner):
+                    with contextlib.suppress(OSError):
+                        os.rename(found, moved := f"{own}-{next(numbers)}", src_dir_fd=inner, dst_dir_fd=top)
+                        waiting.append(moved)
+            finally:
+                os.close(inner)
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=top)
+        if os.listdir(top) == [_OWNED]:
+            os.unlink(_OWNED, dir_fd=top)
+    finally:
+        os.close(top)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _opened(name: str, inside: int | None = None) -> int | None:
+    """A folder, which is made ours to empty; None where it is none, or a link."""
+    try:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=inside, follow_symlinks=False).st_mode):
+            return None
+        with contextlib.suppress(OSError):  # not ours; it may be open to us all the same
+            os.chmod(name, 0o700, dir_fd=inside)
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
     except OSError:
-        return []
+        return None
+
+
+def _emptied(folder: int, keep: str = "") -> list[str]:
+    """The names of the folders in an open one, ready to be moved; all else but `keep` is unlinked."""
+    folders = []
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                os.chmod(name, 0o700, dir_fd=folder)
+                folders.append(name)
+            elif name != keep:
+                os.unlink(name, dir_fd=folder)
+    return folders
 
 
 def _own(inside: Path, prefix: str) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from midflight.paths import OwnFolder, remove_ownerless
+from midflight.paths import OwnFolder, remove_ownerless, remove_tree
 
 OWNER = """
 import sys, time
@@ -102,3 +102,39 @@ def test_its_own_process_removes_it_once(tmp_path: Path) -> None:
     finally:
         os.close(reused)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_place_of_the_folder_is_removed_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    (kept / "folder").mkdir(parents=True)
+    (kept / "file").write_text("x")
+    modes = [path.stat().st_mode for path in (kept, kept / "folder")]
+    link = tmp_path / "link"
+    link.symlink_to(kept)
+    remove_tree(link)
+    assert not link.is_symlink() and sorted(path.name for path in kept.iterdir()) == ["file", "folder"]
+    full = tmp_path / "full"
+    (full / "a/b").mkdir(parents=True)
+    (full / "a/b/link").symlink_to(kept)
+    (full / "link").symlink_to(kept)
+    remove_tree(full)
+    assert not full.exists() and sorted(path.name for path in kept.iterdir()) == ["file", "folder"]
+    assert [path.stat().st_mode for path in (kept, kept / "folder")] == modes
+
+
+def test_a_closed_folder_and_an_odd_mark_hold_nothing_up(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "in").mkdir(parents=True)
+    (closed / "in").chmod(0)
+    closed.chmod(0)
+    remove_tree(closed)
+    assert not closed.exists()
+    odd = tmp_path / "mine-odd"
+    odd.mkdir()
+    os.mkfifo(odd / ".owned")
+    linked = tmp_path / "mine-linked"
+    linked.mkdir()
+    (tmp_path / "mark").touch()
+    (linked / ".owned").symlink_to(tmp_path / "mark")
+    remove_ownerless("mine-", tmp_path)  # and is not waited for
+    assert odd.exists() and linked.exists()

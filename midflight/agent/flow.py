@@ -25,7 +25,7 @@ from midflight.agent.types import Action, Answer, Query, StopReason, Trajectory,
 from midflight.agent.verifier import Verification, Verifier
 from midflight.engines.base import BudgetSpent, EngineError, EngineGaveUp, PromptTooLong
 from midflight.errors import GivenUp
-from midflight.tools.base import FINISH, ErrorKind, InfrastructureError, ToolCall, ToolResult
+from midflight.tools.base import FINISH, ErrorKind, InfrastructureError, ToolCall, ToolResult, call_tool
 from midflight.tools.scope import Scope
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class AgentFlow:
     async def _replayed(self, run: _Run, call: ToolCall) -> ToolResult:
         tool = run.toolset.get(call.tool)
         assert tool is not None, "_to_replay lets no other through"
-        return await self._retried("executor", lambda: tool.call(call.arguments, self.tool_seconds))
+        return await self._retried("executor", lambda: call_tool(tool, call.arguments, self.tool_seconds))
 
     def _stop_reason(self, turn: Turn) -> StopReason | None:
         if turn.action is not None and turn.action.tool == FINISH:

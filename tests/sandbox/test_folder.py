@@ -192,3 +192,17 @@ async def test_a_program_that_ends_between_two_looks_is_looked_at(tmp_path: Path
     assert (ended.cause, ended.status) == ("disk", None)
     ended = await run_bounded(("/bin/sh", "-c", "kill -9 $$"), {}, tmp_path, b"", Limits())
     assert (ended.cause, ended.status) == ("exit", -9)
+
+
+@pytest.mark.asyncio
+async def test_a_link_in_place_of_the_reply_folder_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "file").write_text("x")
+    session = await UnsafeSandbox().open()
+    code = f"import os\nos.rmdir('../reply')\nos.symlink({str(tmp_path / 'kept')!r}, '../reply')"
+    await session.run(Python(code))
+    assert (await session.run(Python("6 * 7"))).out == "42\n"
+    assert (tmp_path / "kept" / "file").read_text() == "x"
+    await session.run(Python(code))
+    await session.close()
+    assert (tmp_path / "kept" / "file").read_text() == "x"

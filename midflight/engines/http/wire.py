@@ -21,8 +21,8 @@ MOST_BODY = 256_000_000
 
 MOST_CONNECTING = 32
 """Connections that are being made at a time: a server's queue of those it has not taken yet is often 128 long, and what
-does not fit waits for a second. So too the first requests leave while the next connections are made, and what they used
-is there for those that still wait."""
+does not fit waits for a second. So too the first requests leave while the next connections are made. Who waits for a
+place among them takes a connection that has come free, once there is a place."""
 MOST_DIGITS = 18
 """Of a length; Python reads no number of thousands."""
 

@@ -1,6 +1,7 @@
 """Ends a program whose agent is gone, or did not end it in time. Imports nothing beside it: programs begin with it.
 
-Invariant: no program outlives its agent by more than LOOK_SECONDS, however that ended.
+Invariant: no program outlives its agent by more than LOOK_SECONDS, however that ended; but a single call that keeps
+Python's lock, as `sum(range(10**10))` without a sandbox, is not interrupted. WebAssembly lets go of the lock.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ State = tuple[tuple[int, int] | None, ...]
 
 SAMPLED = 1000
 """Rows that say what the columns of a table hold that no query has named."""
+DESCRIBE_SECONDS = 1.0
+"""Longest look at one table; a view may never end."""
 BATCH = 20_000
 _KEPT: dict[tuple[str, str], tuple[State, Any]] = {}
 """By file and table: what was read of it, in which state of the file."""
@@ -50,9 +53,22 @@ class SqliteFile:
 
     def _tables(self) -> dict[str, dict[str, str]]:
         found = self._source.execute(
-            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY name"
+            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
+            "ORDER BY name"
         ).fetchall()
-        return {name: _columns(self._source, name, SAMPLED) for (name,) in found}
+        described = {name: self._described(name) for (name,) in found}
+        return {name: columns for name, columns in described.items() if columns is not None}
+
+    def _described(self, table: str) -> dict[str, str] | None:
+        """Its columns; None for a view that does not work: its table is gone, or it does not end."""
+        end = time.monotonic() + DESCRIBE_SECONDS
+        self._source.set_progress_handler(lambda: time.monotonic() > end, 10_000)
+        try:
+            return _columns(self._source, table, SAMPLED)
+        except sqlite3.OperationalError:
+            return None
+        finally:
+            self._source.set_progress_handler(None, 0)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,17 @@ def test_the_agents_process_opens_no_file_of_the_user(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "answer a SQL query over the tables: t(a VARCHAR) False []\n"
+
+
+def test_a_view_that_does_not_work_leaves_the_other_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "views.db"
+    with closing(sqlite3.connect(file)) as made:
+        made.executescript(
+            "create table a (n integer); insert into a values (7); create table sqlite3_versions (v text);"
+            "create table b (n integer); create view broken as select * from b; drop table b;"
+            "create view endless as with recursive c(x) as (select 1 union all select x + 1 from c)"
+            "select count(*) from c;"
+        )
+    monkeypatch.setattr(sqlite, "DESCRIBE_SECONDS", 0.1)
+    with sqlite.opened(str(file)) as found:
+        assert found.tables() == {"a": {"n": "BIGINT"}, "sqlite3_versions": {"v": "VARCHAR"}}
