@@ -189,6 +189,10 @@ def _open_sqlite(connection: duckdb.DuckDBPyConnection, file: str, named: frozen
     read = []
     with opened(file) as source:
         for table, columns in source.tables().items():
+            if isinstance(columns, str):
+                fails = f"SELECT NULL AS {quoted('cannot be read')} WHERE error({_literal(columns)})"
+                connection.execute(f"CREATE VIEW {quoted(table)} AS {fails}")
+                continue
             if table.casefold() in named:
                 read.append(path_of(source.parquet(table)))
                 _view(connection, table, "read_parquet", read[-1])

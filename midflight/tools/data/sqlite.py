@@ -37,8 +37,8 @@ class SqliteFile:
     def __init__(self, file: str, source: sqlite3.Connection, state: State) -> None:
         self._file, self._source, self._state = file, source, state
 
-    def tables(self) -> Mapping[str, Mapping[str, str]]:
-        """By name, tables and views: DuckDB's types of the columns, as far as the first rows tell them."""
+    def tables(self) -> Mapping[str, Mapping[str, str] | str]:
+        """By name, tables and views: DuckDB's types of the columns, as the first rows have them, or what is wrong."""
         return self._kept("", self._tables)
 
     def parquet(self, table: str) -> IO[bytes]:
@@ -51,22 +51,21 @@ class SqliteFile:
             _KEPT[key] = self._state, make()
         return cast(T, _KEPT[key][1])
 
-    def _tables(self) -> dict[str, dict[str, str]]:
+    def _tables(self) -> dict[str, dict[str, str] | str]:
         found = self._source.execute(
             "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' "
             "ORDER BY name"
         ).fetchall()
-        described = {name: self._described(name) for (name,) in found}
-        return {name: columns for name, columns in described.items() if columns is not None}
+        return {name: self._described(name) for (name,) in found}
 
-    def _described(self, table: str) -> dict[str, str] | None:
-        """Its columns; None for a view that does not work: its table is gone, or it does not end."""
+    def _described(self, table: str) -> dict[str, str] | str:
+        """Its columns; what is wrong with a view that does not work: its table is gone, or it does not end."""
         end = time.monotonic() + DESCRIBE_SECONDS
         self._source.set_progress_handler(lambda: time.monotonic() > end, 10_000)
         try:
             return _columns(self._source, table, SAMPLED)
-        except sqlite3.OperationalError:
-            return None
+        except sqlite3.OperationalError as error:
+            return f"{table} cannot be read: {error}"
         finally:
             self._source.set_progress_handler(None, 0)
 

@@ -171,4 +171,13 @@ def test_a_view_that_does_not_work_leaves_the_other_tables(tmp_path: Path, monke
         )
     monkeypatch.setattr(sqlite, "DESCRIBE_SECONDS", 0.1)
     with sqlite.opened(str(file)) as found:
-        assert found.tables() == {"a": {"n": "BIGINT"}, "sqlite3_versions": {"v": "VARCHAR"}}
+        assert found.tables() == {
+            "a": {"n": "BIGINT"},
+            "broken": "broken cannot be read: no such table: main.b",
+            "endless": "endless cannot be read: interrupted",
+            "sqlite3_versions": {"v": "VARCHAR"},
+        }
+    assert "broken(cannot be read " in " ".join(tables([str(file)]))
+    assert run_query([str(file)], "select n from a", 9) == "7"
+    with pytest.raises(ToolError, match="broken cannot be read: no such table: main.b"):
+        run_query([str(file)], "select * from broken", 9)
