@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
+from midflight.sandbox import Limits, wasi
 from midflight.sandbox.choose import bubblewrap_problem
+from midflight.sandbox.wasi import WasiSandbox
 
 NEEDED = "MIDFLIGHT_NEEDS_SANDBOX"
 
@@ -21,3 +24,14 @@ def need_bubblewrap() -> None:
     assert not (problem and os.environ.get(NEEDED)), f"{NEEDED} is set, but {problem}"
     if problem:
         pytest.skip(problem)
+
+
+def wasi_sandbox() -> Iterator[WasiSandbox]:
+    """One for all tests of a module; skips or fails likewise."""
+    lacking = wasi.missing()
+    assert not (lacking and os.environ.get(NEEDED)), lacking
+    if lacking:
+        pytest.skip(lacking)
+    made = WasiSandbox(Limits(wall_seconds=30, cpu_seconds=20))
+    yield made
+    made.close()

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from midflight.errors import InfrastructureError
 from midflight.looping import run
-from midflight.sandbox import Limits, ListFiles, Outcome, Python, Sandbox, WriteFile, wasi
+from midflight.sandbox import Limits, ListFiles, Outcome, Python, Sandbox, WriteFile
 from midflight.sandbox.folder import run_bounded
 from midflight.sandbox.folder import session as implementation
 from midflight.sandbox.unsafe import UnsafeSandbox
 from midflight.sandbox.wasi import WasiSandbox
 from tests.sandbox.processes import wait_until_gone
-from tests.sandbox.ready import NEEDED
+from tests.sandbox.ready import wasi_sandbox
 
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[WasiSandbox]:
-    lacking = wasi.missing()
-    assert not (lacking and os.environ.get(NEEDED)), lacking
-    if lacking:
-        pytest.skip(lacking)
-    made = WasiSandbox(Limits(wall_seconds=30, cpu_seconds=20))
-    yield made
-    made.close()
+sandbox = pytest.fixture(scope="module")(wasi_sandbox)
 
 
 KILLED = """

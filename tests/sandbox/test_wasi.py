@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,18 +30,9 @@ from midflight.sandbox.wasi import WasiSandbox
 from midflight.sandbox.wasi import sandbox as implementation
 from midflight.tools.programs.python import PythonTool
 from midflight.tools.programs.workspace import workspace_tools
-from tests.sandbox.ready import NEEDED
+from tests.sandbox.ready import wasi_sandbox
 
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[WasiSandbox]:
-    lacking = wasi.missing()
-    assert not (lacking and os.environ.get(NEEDED)), lacking
-    if lacking:
-        pytest.skip(lacking)
-    made = WasiSandbox(Limits(wall_seconds=30, cpu_seconds=20))
-    yield made
-    made.close()
+sandbox = pytest.fixture(scope="module")(wasi_sandbox)
 
 
 @dataclass(frozen=True)
