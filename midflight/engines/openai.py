@@ -135,7 +135,7 @@ class TextEngine(ServedEngine):
         took, drew = said_tokens(answer)
         try:
             text, _ = read_choice(answer, self.endpoint.api)
-        except Exception:
+        except (Malformed, EngineGaveUp):
             self._count(took or 0, drew or 0)
             raise
         self._count(prompt if took is None else took, self.count_tokens(text) if drew is None else drew, requests=1)
