@@ -178,7 +178,7 @@ async def test_an_attempt_ends_at_its_own_limit_or_with_the_total_time() -> None
     ):
         async with asyncio.timeout(10):
             with pytest.raises(EngineGaveUp, match=message):
-                await Patience(limits).run(forever)
+                await Patience(limits, clock=Clock()).run(forever)
     clock = Clock()
     limits = Limits(backoff=0.0, attempt_seconds=50, total_seconds=50, retries=1)
 

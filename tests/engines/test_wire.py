@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from midflight.engines.http import Client, Limits, Patience
-from midflight.engines.http.wire import MOST_CONNECTING, Pool, WireError
+from midflight.engines.http.wire import MOST_CONNECTING, Pool, Reply, WireError
 from tests.engines.serving import Served, ok, served, whole
 
 
@@ -238,7 +238,72 @@ async def test_who_waits_to_connect_takes_a_connection_that_has_come_free(monkey
         pool = Pool(server.base_url)
         await asyncio.gather(*(pool.ask("GET", "/x") for _ in range(10 * MOST_CONNECTING)))
         assert len(server.requests) == 10 * MOST_CONNECTING
+        async with asyncio.timeout(5):
+            while pool._connecting:
+                await asyncio.sleep(0.001)
         assert connecting.ended == len(pool._open) < 5 * MOST_CONNECTING
+
+
+@pytest.mark.asyncio
+async def test_connections_that_come_free_serve_all_while_no_other_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    connecting = Connecting(monkeypatch, lambda number: number < 4)
+    async with served(ok({})) as server, asyncio.timeout(5):
+        pool = Pool(server.base_url)
+        answered: list[int] = []
+
+        async def ask(number: int) -> None:
+            await pool.ask("GET", "/x")
+            answered.append(number)
+
+        await asyncio.gather(*(ask(number) for number in range(4 * MOST_CONNECTING)))
+        assert answered == list(range(4 * MOST_CONNECTING))  # in the order they came
+        assert (connecting.ended, len(pool._open), len(pool._connecting)) == (4, 4, MOST_CONNECTING)
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_is_never_made_fails_in_its_time_and_makes_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("midflight.engines.http.wire.MOST_CONNECTING", 1)
+    monkeypatch.setattr("midflight.engines.http.wire.CONNECT_SECONDS", 0.05)
+    connecting = Connecting(monkeypatch, lambda number: number == 1)
+    async with served(ok({})) as server, asyncio.timeout(5):
+        pool = Pool(server.base_url)
+        first, second = await asyncio.gather(pool.ask("GET", "/"), pool.ask("GET", "/"), return_exceptions=True)
+        assert isinstance(first, TimeoutError) and str(first) == "no connection within 0.05 s"
+        assert isinstance(second, Reply) and second.status == 200 and connecting.begun == 2
+
+
+@pytest.mark.asyncio
+async def test_a_connection_given_to_a_cancelled_request_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    connecting = Connecting(monkeypatch, lambda number: number == 0)
+    async with served(ok({})) as server, asyncio.timeout(5):
+        pool = Pool(server.base_url)
+        first, second = (asyncio.create_task(pool.ask("GET", "/")) for _ in range(2))
+        give = pool._give
+
+        def given(connection: Any) -> None:
+            give(connection)
+            first.cancel()
+
+        monkeypatch.setattr(pool, "_give", given)
+        assert (await second).status == 200
+        assert first.cancelled() and (connecting.ended, len(pool._open), len(server.requests)) == (1, 1, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_ends_between_given_and_asked_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(ok({})) as server, asyncio.timeout(5):
+        pool = Pool(server.base_url)
+        give = pool._give
+
+        def given(connection: Any) -> None:
+            give(connection)
+            connection.connection_lost(None)
+
+        monkeypatch.setattr(pool, "_give", given)
+        with pytest.raises(WireError, match="^the server closed the connection before its answer was whole$"):
+            await pool.ask("GET", "/")
 
 
 @pytest.mark.asyncio
@@ -262,8 +327,7 @@ async def test_a_connection_that_came_free_and_was_closed_is_replaced_as_well(mo
             return (await pool.ask("GET", "/")).body
 
         first = asyncio.create_task(ask())
-        await asyncio.sleep(0)
-        Connecting(monkeypatch, lambda number: first.done())  # so the third has its turn when a connection is free
+        Connecting(monkeypatch, lambda number: number == 0 or first.done())  # so the second gets the first's
         assert await asyncio.gather(first, ask(), ask()) == [b"{}"] * 3
     assert pool.replaced == 1 and seen == [2, 1, 1]
 

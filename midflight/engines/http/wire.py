@@ -15,14 +15,17 @@ from collections.abc import AsyncGenerator
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
+from midflight.engines.http.deadlines import Deadlines
+
 MOST_HEAD = 65_536
 MOST_BODY = 256_000_000
 """Bytes of an answer; what is larger is no answer of a model."""
 
 MOST_CONNECTING = 32
 """Connections that are being made at a time: a server's queue of those it has not taken yet is often 128 long, and what
-does not fit waits for a second. So too the first requests leave while the next connections are made. Who waits for a
-place among them takes a connection that has come free, once there is a place."""
+does not fit waits for a second. So too the first requests leave while the next connections are made."""
+CONNECT_SECONDS = 10.0
+"""For one connection; a lost first packet is sent again after 1, 3 and 7 s."""
 MOST_DIGITS = 18
 """Of a length; Python reads no number of thousands."""
 
@@ -44,7 +47,8 @@ class Reply(NamedTuple):
 
 
 class Pool:
-    """Connections to one server, made as they are needed.
+    """Connections to one server, made as they are needed: one that has come free goes to who has waited longest, even
+    while one is being made for them.
 
     They belong to the running event loop and are closed when it ends: `asyncio.run` ends its asynchronous generators.
 
@@ -67,7 +71,8 @@ class Pool:
         self._closing: AsyncGenerator[None, None] | None = None
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
-        self._connecting = asyncio.Semaphore(MOST_CONNECTING)
+        self._waiting: dict[asyncio.Future[_Connection], bool] = {}  # in order; True: it has to be a new one
+        self._connecting: set[asyncio.Task[None]] = set()
         self.replaced = 0
         """Requests that were sent again, as a kept connection ended without a byte; the server may have seen both."""
 
@@ -85,7 +90,7 @@ class Pool:
         target = path[1:] if path.startswith("//") else self._path + path
         head = f"{method} {target} HTTP/1.1\r\n{self._named}{headers}Content-Length: {len(body)}\r\n\r\n"
         data = head.encode("latin-1") + body
-        connection = self._kept() or await self._connected()
+        connection = self._kept() or await self._next()
         kept = connection.kept
         try:
             return await self._asked(connection, data)
@@ -93,7 +98,7 @@ class Pool:
             if not kept:
                 raise
             self.replaced += 1
-        return await self._asked(await self._connected(new=True), data)
+        return await self._asked(await self._next(new=True), data)
 
     async def _asked(self, connection: _Connection, data: bytes) -> Reply:
         try:
@@ -104,7 +109,7 @@ class Pool:
             raise
         if connection.reusable:
             connection.kept = True
-            self._idle.append(connection)
+            self._give(connection)
         else:
             self._open.discard(connection)
             connection.abort()
@@ -113,7 +118,7 @@ class Pool:
     async def _begin(self) -> None:
         """Start over in the running event loop."""
         self._loop, self._idle, self._open = asyncio.get_running_loop(), [], set()
-        self._connecting = asyncio.Semaphore(MOST_CONNECTING)
+        self._waiting, self._connecting, self._deadlines = {}, set(), Deadlines()
         self._closing = _closing(self._open)
         await anext(self._closing)
 
@@ -125,18 +130,67 @@ class Pool:
             self._open.discard(connection)
         return None
 
-    async def _connected(self, *, new: bool = False) -> _Connection:
-        """A connection that was made; or, unless it has to be `new`, one that has come free before its turn came."""
+    def _give(self, connection: _Connection) -> None:
+        """To the first who may have it, else to those that are kept."""
+        waiter = self._first(kept=connection.kept)
+        if waiter is None:
+            self._idle.append(connection)
+        else:
+            waiter.set_result(connection)
+
+    def _first(self, *, kept: bool) -> asyncio.Future[_Connection] | None:
+        """Who has waited longest, of those that may have a `kept` one, and waits no more."""
+        for waiter, new in self._waiting.items():
+            if not waiter.done() and not (new and kept):  # done: it was cancelled, and is about to go
+                del self._waiting[waiter]
+                return waiter
+        return None
+
+    async def _next(self, *, new: bool = False) -> _Connection:
+        """The next connection that was made; or, unless it has to be `new`, that has come free."""
         assert self._loop is not None
         if self._tls and self._context is None:
             self._context = ssl.create_default_context()
-        async with self._connecting:
-            kept = None if new else self._kept()
-            if kept is not None:
-                return kept
-            _, connection = await self._loop.create_connection(_Connection, self._host, self._port, ssl=self._context)
+        waiter: asyncio.Future[_Connection] = self._loop.create_future()
+        self._waiting[waiter] = new
+        self._connect()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self._waiting.pop(waiter, None)
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._give(waiter.result())
+            raise
+
+    def _connect(self) -> None:
+        """Begin as many connections as are waited for, within the bound."""
+        assert self._loop is not None
+        while len(self._connecting) < min(MOST_CONNECTING, len(self._waiting)):
+            task = self._loop.create_task(self._connected())
+            self._connecting.add(task)
+            task.add_done_callback(self._tried)
+
+    def _tried(self, task: asyncio.Task[None]) -> None:
+        self._connecting.discard(task)
+        if not task.cancelled():
+            self._connect()
+
+    async def _connected(self) -> None:
+        """Make one connection and give it, or why there is none, to who has waited longest."""
+        assert self._loop is not None
+        limit = self._deadlines.within(CONNECT_SECONDS)
+        try:
+            with limit:
+                made = self._loop.create_connection(_Connection, self._host, self._port, ssl=self._context)
+                _, connection = await made
+        except Exception as error:
+            waiter = self._first(kept=False)
+            if waiter is not None:
+                late = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s")
+                waiter.set_exception(late if limit.expired else error)
+            return
         self._open.add(connection)
-        return connection
+        self._give(connection)
 
 
 async def _closing(connections: set[_Connection]) -> AsyncGenerator[None, None]:
@@ -152,7 +206,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.reusable = self.kept = False
-        self._silent = True
+        self._silent, self._over = True, ""
         self._waiter: asyncio.Future[Reply] | None = None
         self._reading = _Reading()
 
@@ -162,7 +216,10 @@ class _Connection(asyncio.Protocol):
     def ask(self, data: bytes) -> asyncio.Future[Reply]:
         self.reusable, self._silent, self._reading = False, True, _Reading()
         self._waiter = asyncio.get_running_loop().create_future()
-        self._transport.write(data)
+        if self._over:  # since it was given
+            self._ended(self._over)
+        else:
+            self._transport.write(data)
         return self._waiter
 
     def abort(self) -> None:
@@ -190,7 +247,7 @@ class _Connection(asyncio.Protocol):
         self._ended(f"the connection broke ({error})" if error else "the server closed the connection")
 
     def _ended(self, why: str) -> None:
-        self.reusable = False
+        self.reusable, self._over = False, why
         if self._waiter is None or self._waiter.done():
             return
         reply = self._reading.at_end()
