@@ -109,7 +109,7 @@ class Updater:
         self.settings, self.rescue, self.note = settings, rescue, note
         self.pack_tokens = settings.pack_tokens
         self.flex, self.exact = settings.attention == "flex", exact
-        self.skipped_in_a_row = 0
+        self._skipped: list[list[Row]] = []  # the rows of the updates skipped in a row
 
     def with_reference(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with the reference model's log-probs."""
@@ -213,22 +213,23 @@ class Updater:
         if not math.isfinite(norm):
             self._skip(rows, norm, metrics)
             return
-        self.skipped_in_a_row = 0
+        self._skipped.clear()
         metrics.grad_norm = max(metrics.grad_norm, norm)
         self.optimizer.step()
 
     def _skip(self, rows: list[Row], norm: float, metrics: UpdateMetrics) -> None:
         """Leave an optimizer step out."""
         metrics.skipped_updates += 1
-        self.skipped_in_a_row += 1
-        self.note(f"gradient norm {norm}: update skipped, {self.skipped_in_a_row} in a row")
-        if self.skipped_in_a_row < MOST_SKIPPED:
+        self._skipped.append(rows)
+        self.note(f"gradient norm {norm}: update skipped, {len(self._skipped)} in a row")
+        if len(self._skipped) < MOST_SKIPPED:
             return
         where = ""
         if self.rescue is not None:
             path = self.rescue / "rows_without_gradient.jsonl"
-            path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
-            where = f"; its rows are in {path}"
+            lines = [{"update": number, **asdict(row)} for number, part in enumerate(self._skipped) for row in part]
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+            where = f"; their rows are in {path}"
         raise GradientError(
             f"the gradient was not finite in {MOST_SKIPPED} updates in a row{where}; lower training.learning_rate or "
             "training.clip_epsilon, or look at the rows"

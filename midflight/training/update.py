@@ -212,7 +212,8 @@ class _Scorer:
         for number, term in enumerate(pack.terms):
             row = self.batch.rows[term.row]
             support = row.supports[term.position] if row.supports else None
-            key = (term.node, row.temperature, row.grammar, row.ids[: term.position], support)
+            # The node stands for all ids before it: rows that share it differ only in where their action began.
+            key = (term.node, term.position, row.temperature, row.grammar, support)
             found.setdefault(key, _Distribution(term.node, [])).terms.append(number)
         distributions = list(found.values())
         for start in range(0, len(distributions), SCORED_AT_ONCE):

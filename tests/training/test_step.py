@@ -370,11 +370,12 @@ def test_an_update_without_a_finite_gradient_is_skipped_and_the_third_in_a_row_s
         assert updater.update(broken).skipped_updates == 1
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), before, strict=True))
     assert updater.update(rows).skipped_updates == 0  # the count starts over
-    for _ in range(2):
+    for part in (broken[:1], broken[:2]):
         updater.policy.write(updater.sampler)
-        updater.update(broken)
-    with pytest.raises(GradientError, match=r"not finite in 3 updates in a row; its rows are in .*\.jsonl; lower"):
+        updater.update(part)
+    with pytest.raises(GradientError, match=r"not finite in 3 updates in a row; their rows are in .*\.jsonl; lower"):
         updater.update(broken)
     saved = [json.loads(line) for line in (tmp_path / "rows_without_gradient.jsonl").read_text().splitlines()]
-    assert [tuple(row["ids"]) for row in saved] == [row.ids for row in rows]
+    expected = [(number, row.ids) for number, part in enumerate((rows[:1], rows[:2], rows)) for row in part]
+    assert [(row["update"], tuple(row["ids"])) for row in saved] == expected
     assert len(notes) == 5
