@@ -6,7 +6,7 @@ LiteLLM's own retries are off: `Patience` is the one place that asks again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from midflight.engines.base import EngineGaveUp, PromptTooLong
 from midflight.engines.http import Malformed, Patience, Transient
@@ -15,6 +15,8 @@ from midflight.engines.openai import TextEngine
 from midflight.engines.served import Endpoint
 from midflight.errors import UserError
 from midflight.redacting import redact, redact_all
+
+T = TypeVar("T")
 
 
 class LiteLLMEngine(TextEngine):
@@ -47,10 +49,10 @@ class LiteLLMEngine(TextEngine):
         self._key = key
         self._fixed = {"api_key": key, "base_url": base_url, "num_retries": 0, "drop_params": False}
 
-    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], Any]) -> Any:
+    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], T]) -> T:
         return await self._patience.run(lambda: self._attempt(body, read), tokens, self._before)
 
-    async def _attempt(self, body: dict[str, Any], read: Callable[[Any], Any]) -> Any:
+    async def _attempt(self, body: dict[str, Any], read: Callable[[Any], T]) -> T:
         try:
             said = (await self._litellm.acompletion(**body, **self._fixed)).model_dump()
         except self._litellm.exceptions.ContextWindowExceededError as error:

@@ -26,6 +26,7 @@ _STRUCTURES: dict[Structured, Structure] = {
     "grammar": "grammar",
 }
 _TOO_LONG = ("context_length_exceeded", "context length", "context window", "maximum context", "prompt is too long")
+_Taken = tuple[Any, str, FinishReason]
 _BYTES_A_TOKEN = 3
 """Of text in general a token has more; code and numbers come close."""
 
@@ -78,20 +79,24 @@ class TextEngine(ServedEngine):
         answer = await self._cache.get(key) if self._cache is not None and key is not None else None
         if answer is not None:
             self._count(cached=1)
+            try:
+                text, finish = read_choice(answer, self.endpoint.api)
+            except Malformed as error:
+                said = f"{self._name}: the cache of answers has one with {error}; delete its file"
+                raise EngineGaveUp(said) from None
         else:
 
-            def read(answer: Any) -> Any:
+            def read(answer: Any) -> _Taken:
                 return self._taken(answer, prompt)
 
-            answer = await self._asked(body, prompt + request.sampling.max_tokens, read)
+            answer, text, finish = await self._asked(body, prompt + request.sampling.max_tokens, read)
             if self._cache is not None and key is not None:
                 await self._cache.put(key, answer)
-        text, finish = read_choice(answer, self.endpoint.api)
         return Generation(text, finish, sampling=request.sampling, grammar=request.grammar)
 
     @abstractmethod
-    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], Any]) -> Any:
-        """The server's JSON answer to `body`; an attempt begins with `_before`, and `read` takes what it brings."""
+    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], _Taken]) -> _Taken:
+        """What `read` takes of the server's JSON answer to `body`; an attempt begins with `_before`."""
 
     def body(self, request: GenerateRequest) -> dict[str, Any]:
         """The request as JSON."""
@@ -127,19 +132,20 @@ class TextEngine(ServedEngine):
     def _prompt_tokens(self, request: GenerateRequest) -> int:
         return sum(self.count_tokens(part) for message in request.messages for part in message.parts)
 
-    def _taken(self, answer: Any, prompt: int) -> Any:
-        """`answer`, checked and counted: what it says that it took even where it is refused, else by estimate.
+    def _taken(self, answer: Any, prompt: int) -> _Taken:
+        """`answer`, its text and finish reason, checked and counted: what it says that it took even where it is
+        refused, else by estimate.
 
         Raises: as `read_choice`.
         """
         took, drew = said_tokens(answer)
         try:
-            text, _ = read_choice(answer, self.endpoint.api)
+            text, finish = read_choice(answer, self.endpoint.api)
         except (Malformed, EngineGaveUp):
             self._count(took or 0, drew or 0)
             raise
         self._count(prompt if took is None else took, self.count_tokens(text) if drew is None else drew, requests=1)
-        return answer
+        return answer, text, finish
 
 
 class OpenAIEngine(TextEngine):
@@ -149,7 +155,7 @@ class OpenAIEngine(TextEngine):
         super().__init__(name, endpoint, where=client.base_url, **shared)
         self.client = client
 
-    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], Any]) -> Any:
+    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], _Taken]) -> _Taken:
         path = "/chat/completions" if self.endpoint.api == "chat" else "/completions"
         try:
             return await self.client.ask(path, body, read, tokens=tokens, before=self._before)

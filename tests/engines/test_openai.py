@@ -265,6 +265,22 @@ async def test_a_cache_that_cannot_be_read_or_written_is_the_engines_failure(tmp
 
 
 @pytest.mark.asyncio
+async def test_a_cached_answer_of_another_shape_is_the_engines_failure(tmp_path: Path) -> None:
+    cache = ResponseCache(tmp_path / "answers.sqlite")
+    async with served(ok(chat())) as server:
+        asking = engine(server, cache=cache)
+        await asking.generate(ASKED)
+        with sqlite3.connect(tmp_path / "answers.sqlite") as file:
+            file.execute("UPDATE answers SET answer = '{}'")
+        with pytest.raises(
+            EngineGaveUp, match="the cache of answers has one with no list of one choice; delete its file"
+        ):
+            await asking.generate(ASKED)
+        assert len(server.requests) == 1
+    cache.close()
+
+
+@pytest.mark.asyncio
 async def test_the_cache_answers_the_same_request_and_no_other(tmp_path: Path) -> None:
     cache = ResponseCache(tmp_path / "deep" / "answers.sqlite")
     async with served(*(ok(chat(str(number))) for number in range(20))) as server:
