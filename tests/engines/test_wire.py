@@ -274,8 +274,11 @@ async def test_a_connection_that_is_never_made_fails_in_its_time_and_makes_place
         assert isinstance(second, Reply) and second.status == 200 and connecting.begun == 2
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.asyncio
-async def test_a_connection_given_to_a_cancelled_request_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_for_a_request_that_was_just_cancelled_goes_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
     connecting = Connecting(monkeypatch, lambda number: number == 0)
     async with served(ok({})) as server, asyncio.timeout(5):
         pool = Pool(server.base_url)
@@ -283,8 +286,11 @@ async def test_a_connection_given_to_a_cancelled_request_goes_to_the_next(monkey
         give = pool._give
 
         def given(connection: Any) -> None:
+            if not late:
+                first.cancel()
             give(connection)
-            first.cancel()
+            if late:
+                first.cancel()
 
         monkeypatch.setattr(pool, "_give", given)
         assert (await second).status == 200

@@ -12,9 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from midflight.engines.local import attention
 from midflight.engines.local.batch_invariant import make_batch_invariant
+from midflight.engines.local.grammar import Masks
 from midflight.engines.local.support import adopt
 from midflight.training import update
 from midflight.training.packing import Row, pack_rows
+from tests.training.tiny import byte_tokenizer
 
 
 def model_of(width: int, layers: int) -> Any:
@@ -116,6 +118,33 @@ def test_the_smaller_the_packs_the_less_their_graphs_hold_also_within_one_row(me
         peaks.append(peak)
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < peaks[0] / 4
+
+
+def test_terms_of_one_place_are_scored_apart_where_they_were_drawn_otherwise() -> None:
+    tokenizer = byte_tokenizer()
+    masks = Masks(tokenizer, 257)
+    p, q, a, b, nine = tokenizer("pqab9")["input_ids"]
+    grammar = "start: /[a-z][a-z0-9]{2}[a-z]/\n"
+
+    def row(prompt: tuple[int, ...], ids: tuple[int, ...], **drawn: Any) -> Row:
+        return Row(prompt, ids, (0.0,) * len(ids), (False,) * len(ids), **{"temperature": 1.0, "grammar": None} | drawn)
+
+    rows = [
+        row((p,), (q, a, b)),
+        row((p,), (q, a, b), temperature=0.5),
+        row((p,), (q, a, b), grammar=grammar),
+        row((p,), (q, a, b), grammar="start: /[a-z]{3}/\n"),
+        row((q, p), (q, a, b, q), grammar=grammar),  # another beginning: no place is shared
+        row((p, q), (a, b), grammar=grammar),  # its first token is the grammar's first
+        row((p,), (q, a, b), supports=((q,), (a, nine), (b,))),
+        row((p,), (q, a, b), supports=((q,), (a, b), (b,))),
+    ]
+    model = model_of(64, 2)
+    together = update.score_rows(model, masks, pack_rows(rows, 256))
+    assert len(pack_rows(rows, 256).packs) == 1
+    for one, found in zip(rows, together, strict=True):
+        assert found == pytest.approx(update.score_rows(model, masks, pack_rows([one], 256))[0], abs=1e-5)
+    assert len(set(together)) == len(rows)
 
 
 def test_packs_behind_others_are_computed_no_deeper_in_the_stack() -> None:
