@@ -183,7 +183,9 @@ def draw_sweep(axes: Mapping[str, Sequence[Point]], path: Path) -> None:
         _line(below[column], axes[axis], "unique_tokens", COLOURS[7], "unique", style=":")
         below[column].set_xlabel(AXES[axis])
     _line(above[2], axes["memory_known"], "seconds", COLOURS[1], "")
-    _line(below[2], axes["memory_known"], "computed_tokens", COLOURS[1], "computed, all but the last turn known")
+    _line(below[2], axes["memory_known"], "computed_tokens", COLOURS[1], "computed, memory known")
+    for one in (*above, *below):
+        one.set_ylim(bottom=0, top=1.05 * max(max(line.get_ydata()) for line in one.lines))
     above[0].set_ylabel("seconds")
     below[0].set_ylabel("tokens")
     for one in below:
@@ -197,7 +199,6 @@ def _line(axes: Axes, points: Sequence[Point], key: str, colour: str, label: str
     values = [point["value"] for point in points]
     axes.plot(values, [point[key] for point in points], style, marker="o", color=colour, label=label)
     axes.set_xticks(values)
-    axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.set_axisbelow(True)
