@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from midflight import looping
 from midflight.engines.http.deadlines import Deadlines
+
+LOOPS = [asyncio.new_event_loop, pytest.importorskip("uvloop").new_event_loop]
 
 
 async def waited(deadlines: Deadlines, limit: float, seconds: float) -> tuple[bool, float]:
@@ -105,3 +108,18 @@ async def test_a_limit_is_kept_that_begins_while_another_ends() -> None:
         except asyncio.CancelledError:
             assert (await waited(deadlines, 0.05, 5.0))[0]
             raise
+
+
+@pytest.mark.parametrize("make", LOOPS)
+def test_limits_that_are_due_at_once_end_as_all_others(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def later(deadlines: Deadlines, number: int) -> tuple[bool, float]:
+        await asyncio.sleep(0.05 + number * 0.0001)
+        return await waited(deadlines, 0.05, 5.0)
+
+    async def all_of_them() -> list[tuple[bool, float]]:
+        deadlines = Deadlines()
+        first = (waited(deadlines, 0.05 + number * 0.0003, 5.0) for number in range(20))
+        return await asyncio.gather(*first, *(later(deadlines, number) for number in range(200)))
+
+    with asyncio.Runner(loop_factory=make) as runner:
+        assert [ended for ended, _ in runner.run(all_of_them())] == [True] * 220

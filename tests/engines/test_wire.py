@@ -274,6 +274,31 @@ async def test_a_connection_that_is_never_made_fails_in_its_time_and_makes_place
         assert isinstance(second, Reply) and second.status == 200 and connecting.begun == 2
 
 
+@pytest.mark.asyncio
+async def test_a_connection_that_nobody_waits_for_any_more_is_kept_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go = asyncio.Event()
+    connecting = Connecting(monkeypatch, lambda number: go.is_set())
+    async with served(ok({})) as server, asyncio.timeout(5):
+        pool = Pool(server.base_url)
+        tasks = [asyncio.create_task(pool.ask("GET", "/")) for _ in range(5)]
+        while connecting.begun < 5:
+            await asyncio.sleep(0.001)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        go.set()
+        while pool._connecting:
+            await asyncio.sleep(0.001)
+        idle = list(pool._idle)
+        idle[-1].connection_lost(None)  # as the server may do with one that is not used
+        for _ in range(5):
+            assert (await pool.ask("GET", "/")).status == 200
+        assert (connecting.begun, len(pool._open), pool.replaced) == (5, 4, 0)
+        assert idle[-1]._transport.is_closing()
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.asyncio
 async def test_a_connection_for_a_request_that_was_just_cancelled_goes_to_the_next(

@@ -17,6 +17,7 @@ class Deadlines:
         self._loop = asyncio.get_running_loop()
         self._limits: set[Limit] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._when = 0.0  # of the timer; uvloop's own does not say, where it is due at once
 
     def within(self, seconds: float) -> Limit:
         """`with deadlines.within(seconds) as limit:` raises TimeoutError in time, with `limit.expired`."""
@@ -24,7 +25,7 @@ class Deadlines:
 
     def add(self, limit: Limit) -> None:
         self._limits.add(limit)
-        if self._timer is None or limit.end < self._timer.when():
+        if self._timer is None or limit.end < self._when:
             self._set(limit.end)
 
     def remove(self, limit: Limit) -> None:
@@ -37,7 +38,7 @@ class Deadlines:
     def _set(self, end: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(end, self._due)
+        self._timer, self._when = self._loop.call_at(end, self._due), end
 
     def _due(self) -> None:
         self._timer, now = None, self._loop.time()

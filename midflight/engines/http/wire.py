@@ -104,15 +104,13 @@ class Pool:
         try:
             reply = await connection.ask(data)
         except BaseException:
-            self._open.discard(connection)
-            connection.abort()
+            self._drop(connection)
             raise
         if connection.reusable:
             connection.kept = True
             self._give(connection)
         else:
-            self._open.discard(connection)
-            connection.abort()
+            self._drop(connection)
         return reply
 
     async def _begin(self) -> None:
@@ -127,13 +125,18 @@ class Pool:
             connection = self._idle.pop()
             if connection.reusable:
                 return connection
-            self._open.discard(connection)
+            self._drop(connection)
         return None
+
+    def _drop(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        connection.abort()
 
     def _give(self, connection: _Connection) -> None:
         """To the first who may have it, else to those that are kept."""
         waiter = self._first(kept=connection.kept)
         if waiter is None:
+            connection.kept = True  # also one that was never used: the server may close it
             self._idle.append(connection)
         else:
             waiter.set_result(connection)
@@ -202,7 +205,7 @@ async def _closing(connections: set[_Connection]) -> AsyncGenerator[None, None]:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; `reusable` once an answer was read to its end and the server keeps it open, `kept` since then."""
+    """One connection; `reusable` while it is open with no request on it, `kept` since it was ready and had none."""
 
     def __init__(self) -> None:
         self.reusable = self.kept = False
@@ -212,6 +215,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self.reusable = True
 
     def ask(self, data: bytes) -> asyncio.Future[Reply]:
         self.reusable, self._silent, self._reading = False, True, _Reading()
