@@ -101,6 +101,7 @@ def _check_engine(key: str, engine: EngineConfig) -> None:
         try:
             parts = urlsplit(engine.base_url)
             fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            (parts.hostname or "").encode("idna")  # as it is looked up
         except ValueError:
             fine = False
         if not fine:

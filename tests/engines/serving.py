@@ -9,8 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from midflight.engines.http import Client, Limits, Patience
 from midflight.server.wire import Answer, Request, serving
+
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+"""Both event loops that a run may have."""
 
 
 def chat(text: str = "hello", *, finish: str = "stop", usage: tuple[int, int] | None = (7, 3)) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import pytest
 
 from midflight import looping
 from midflight.engines.http.deadlines import Deadlines
-
-LOOPS = [asyncio.new_event_loop, pytest.importorskip("uvloop").new_event_loop]
+from tests.engines.serving import LOOPS
 
 
 async def waited(deadlines: Deadlines, limit: float, seconds: float) -> tuple[bool, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import ssl
 import time
 from typing import Any
 
@@ -165,6 +166,21 @@ async def test_the_first_wait_is_between_half_and_all_of_backoff_by_chance() -> 
             asking = client(server, Limits(backoff=1.0), clock=clock, sleep=clock.sleep, jitter=lambda c=chance: c)
             await asking.ask("/x", {}, lambda answer: answer)
         assert clock.slept == [waited]
+
+
+@pytest.mark.asyncio
+async def test_a_certificate_that_is_refused_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    async def refused(*_: Any, **__: Any) -> None:
+        tries.append(1)
+        raise ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed certificate")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", refused)
+    told = r"self-signed certificate\S*; check base_url, or name its authority's file in SSL_CERT_FILE$"
+    with pytest.raises(EngineGaveUp, match=told):
+        await Client("https://127.0.0.1:1/v1", Patience(Limits())).ask("/x", {}, lambda answer: answer)
+    assert len(tries) == 1
 
 
 @pytest.mark.asyncio

@@ -83,6 +83,10 @@ def test_modules_share_an_engine_by_name(recipe: Path) -> None:
             "engines.judge.base_url: must be http://host or https://host, with port and path where needed",
         ),
         (
+            "engines.judge.base_url=http://a..b/v1",
+            "engines.judge.base_url: must be http://host or https://host, with port and path where needed",
+        ),
+        (
             "engines.judge.base_url=https://me:secret@host/v1",
             "engines.judge.base_url: has a user, a query or a fragment; give the key by key_variable alone",
         ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -106,6 +107,9 @@ class Client:
     async def _reply(self, method: str, path: str, data: bytes) -> Reply:
         try:
             reply = await self.pool.ask(method, path, self._headers, data)
+        except ssl.SSLCertVerificationError as error:
+            said = f"{_line(self.hide(str(error)))}; check base_url, or name its authority's file in SSL_CERT_FILE"
+            raise EngineGaveUp(f"{self.base_url}: {said}") from None
         except (WireError, OSError) as error:
             raise Transient(f"{self.base_url}: {_line(self.hide(str(error)))}") from None
         if reply.status != 200:

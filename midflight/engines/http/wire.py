@@ -61,6 +61,7 @@ class Pool:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("not http://host or https://host")
         self._host = parts.hostname
+        self._host.encode("idna")  # as it is looked up; its UnicodeError is a ValueError
         self._tls = parts.scheme == "https"
         self._port = parts.port or (443 if self._tls else 80)
         self._path = parts.path.rstrip("/")
@@ -72,7 +73,7 @@ class Pool:
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._waiting: dict[asyncio.Future[_Connection], bool] = {}  # in order; True: it has to be a new one
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: dict[asyncio.Task[None], asyncio.Future[_Connection]] = {}  # and whom each was begun for
         self.replaced = 0
         """Requests that were sent again, as a kept connection ended without a byte; the server may have seen both."""
 
@@ -116,7 +117,7 @@ class Pool:
     async def _begin(self) -> None:
         """Start over in the running event loop."""
         self._loop, self._idle, self._open = asyncio.get_running_loop(), [], set()
-        self._waiting, self._connecting, self._deadlines = {}, set(), Deadlines()
+        self._waiting, self._connecting, self._deadlines = {}, {}, Deadlines()
         self._closing = _closing(self._open)
         await anext(self._closing)
 
@@ -134,20 +135,13 @@ class Pool:
 
     def _give(self, connection: _Connection) -> None:
         """To the first who may have it, else to those that are kept."""
-        waiter = self._first(kept=connection.kept)
-        if waiter is None:
-            connection.kept = True  # also one that was never used: the server may close it
-            self._idle.append(connection)
-        else:
-            waiter.set_result(connection)
-
-    def _first(self, *, kept: bool) -> asyncio.Future[_Connection] | None:
-        """Who has waited longest, of those that may have a `kept` one, and waits no more."""
         for waiter, new in self._waiting.items():
-            if not waiter.done() and not (new and kept):  # done: it was cancelled, and is about to go
+            if not waiter.done() and not (new and connection.kept):  # done: it was cancelled, and is about to go
                 del self._waiting[waiter]
-                return waiter
-        return None
+                waiter.set_result(connection)
+                return
+        connection.kept = True  # also one that was never used: the server may close it
+        self._idle.append(connection)
 
     async def _next(self, *, new: bool = False) -> _Connection:
         """The next connection that was made; or, unless it has to be `new`, that has come free."""
@@ -166,20 +160,27 @@ class Pool:
             raise
 
     def _connect(self) -> None:
-        """Begin as many connections as are waited for, within the bound."""
+        """Begin a connection for each who waits and has none begun, within the bound."""
         assert self._loop is not None
-        while len(self._connecting) < min(MOST_CONNECTING, len(self._waiting)):
-            task = self._loop.create_task(self._connected())
-            self._connecting.add(task)
+        if len(self._connecting) >= MOST_CONNECTING:
+            return
+        begun = set(self._connecting.values())
+        for waiter in self._waiting:
+            if waiter.done() or waiter in begun:
+                continue
+            task = self._loop.create_task(self._connected(waiter))
+            self._connecting[task] = waiter
             task.add_done_callback(self._tried)
+            if len(self._connecting) >= MOST_CONNECTING:
+                return
 
     def _tried(self, task: asyncio.Task[None]) -> None:
-        self._connecting.discard(task)
+        del self._connecting[task]
         if not task.cancelled():
             self._connect()
 
-    async def _connected(self) -> None:
-        """Make one connection and give it, or why there is none, to who has waited longest."""
+    async def _connected(self, waiter: asyncio.Future[_Connection]) -> None:
+        """Make a connection and give it to who has waited longest, or say to `waiter`, if it still waits, why not."""
         assert self._loop is not None
         limit = self._deadlines.within(CONNECT_SECONDS)
         try:
@@ -187,8 +188,8 @@ class Pool:
                 made = self._loop.create_connection(_Connection, self._host, self._port, ssl=self._context)
                 _, connection = await made
         except Exception as error:
-            waiter = self._first(kept=False)
-            if waiter is not None:
+            if waiter in self._waiting and not waiter.done():
+                del self._waiting[waiter]
                 late = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s")
                 waiter.set_exception(late if limit.expired else error)
             return
@@ -339,22 +340,30 @@ class _Reading:
             end = self._data.find(b"\r\n")
             if end < 0:
                 return None
-            try:
-                size = int(bytes(self._data[:end]).split(b";")[0], 16)
-            except ValueError:
-                raise WireError(f"not HTTP: a chunk of size {bytes(self._data[:end])!r}") from None
+            size = self._size(bytes(self._data[:end]))
             if size == 0:
-                if self._data.startswith(b"\r\n", end + 2):
-                    return Reply(self._status, self._headers, b"".join(chunks))
-                if self._data.find(b"\r\n\r\n", end) < 0:  # trailers
+                over = self._data.find(b"\r\n\r\n", end)  # behind trailers, if there are any
+                if over < 0:
                     return None
+                if len(self._data) > over + 4:
+                    raise WireError("more came than the answer announced")
                 return Reply(self._status, self._headers, b"".join(chunks))
-            if size < 0 or len(self._data) < end + 2 + size + 2:
-                if size < 0 or size > MOST_BODY:
-                    raise WireError(f"not HTTP: a chunk of {size} bytes")
-                return None
-            self._came += size
-            if self._came > MOST_BODY:
+            if self._came + size > MOST_BODY:
                 raise WireError(f"an answer of more than {MOST_BODY} bytes")
-            chunks.append(bytes(self._data[end + 2 : end + 2 + size]))
-            del self._data[: end + 2 + size + 2]
+            behind = end + 2 + size
+            if len(self._data) < behind + 2:
+                return None
+            if not self._data.startswith(b"\r\n", behind):
+                raise WireError("not HTTP: a chunk of another size than it announced")
+            self._came += size
+            chunks.append(bytes(self._data[end + 2 : behind]))
+            del self._data[: behind + 2]
+
+    def _size(self, line: bytes) -> int:
+        """Of a chunk."""
+        digits = line.split(b";")[0].rstrip(b" \t")
+        if not digits or digits.strip(b"0123456789abcdefABCDEF"):
+            raise WireError(f"not HTTP: a chunk of size {line!r}")
+        if len(digits) > MOST_DIGITS:
+            raise WireError(f"an answer of more than {MOST_BODY} bytes")
+        return int(digits, 16)
