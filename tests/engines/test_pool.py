@@ -283,6 +283,7 @@ async def test_a_connection_that_nobody_waits_for_any_more_is_kept_for_the_next(
         while pool._connecting:
             await asyncio.sleep(0.001)
         idle = list(pool._idle)
+        assert len(idle) == 5 and all(one.kept for one in idle)  # one that breaks at once is replaced
         idle[-1].connection_lost(None)  # as the server may do with one that is not used
         for _ in range(5):
             assert (await pool.ask("GET", "/")).status == 200

@@ -188,7 +188,7 @@ class Pool:
                 made = self._loop.create_connection(_Connection, self._host, self._port, ssl=self._context)
                 _, connection = await made
         except Exception as error:
-            if waiter in self._waiting and not waiter.done():
+            if not waiter.done():
                 del self._waiting[waiter]
                 late = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s")
                 waiter.set_exception(late if limit.expired else error)
