@@ -244,6 +244,37 @@ async def test_no_request_gets_the_failure_of_a_connection_begun_for_another(mon
         assert connecting.begun == 2
 
 
+@pytest.mark.asyncio
+async def test_connections_begun_for_cancelled_requests_make_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    connecting = Connecting(monkeypatch, lambda number: number >= MOST_CONNECTING)
+    async with served(ok({})) as server, asyncio.timeout(5):
+        pool = Pool(server.base_url)
+        hung = [asyncio.create_task(pool.ask("GET", "/")) for _ in range(MOST_CONNECTING)]
+        while connecting.begun < MOST_CONNECTING:
+            await asyncio.sleep(0.001)
+        for task in hung[1:]:
+            task.cancel()
+        await asyncio.wait(hung[1:])
+        assert len(pool._connecting) == MOST_CONNECTING
+        replies = await asyncio.gather(*(pool.ask("GET", "/") for _ in range(MOST_CONNECTING)))
+        assert [reply.status for reply in replies] == [200] * MOST_CONNECTING
+        assert (await hung[0]).status == 200  # over one that came free
+
+
+def test_two_event_loops_may_take_turns_with_one_pool() -> None:
+    with served_apart() as server, asyncio.Runner() as first, asyncio.Runner() as second:
+        pool, left, said = Pool(server.base_url), [], []
+
+        async def ask() -> int:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["message"]))
+            left.extend(asyncio.create_task(pool.ask("GET", "/")) for _ in range(3))
+            async with asyncio.timeout(5):
+                return (await pool.ask("GET", "/")).status
+
+        assert [runner.run(ask()) for runner in (first, second) * 3] == [200] * 6
+        assert said == []
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("make", LOOPS)
 def test_an_event_loop_may_end_at_any_moment(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
@@ -360,7 +391,7 @@ async def test_a_connection_that_came_free_and_was_closed_is_replaced_as_well(mo
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://x", "127.0.0.1:80", "http://", "https:///v1", "http://a..b", f"http://{'x' * 64}"]
+    "url", ["ftp://x", "127.0.0.1:80", "http://", "https:///v1", "http://a..b", "http://h/é", f"http://{'x' * 64}"]
 )
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(ValueError):

@@ -10,6 +10,7 @@ closed at once, so the server sees it, and an answer never reaches the wrong req
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncGenerator
 from typing import NamedTuple, cast
@@ -58,8 +59,8 @@ class Pool:
 
     def __init__(self, base_url: str) -> None:
         parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("not http://host or https://host")
+        if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch("[!-~]+", base_url):
+            raise ValueError("not http://host or https://host in ASCII")
         self._host = parts.hostname
         self._host.encode("idna")  # as it is looked up; its UnicodeError is a ValueError
         self._tls = parts.scheme == "https"
@@ -67,7 +68,7 @@ class Pool:
         self._path = parts.path.rstrip("/")
         host = f"[{self._host}]" if ":" in self._host else self._host
         self._named = f"Host: {host}:{self._port}\r\n"
-        self._context: ssl.SSLContext | None = None
+        self._context = ssl.create_default_context() if self._tls else None  # it takes a while
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: AsyncGenerator[None, None] | None = None
         self._idle: list[_Connection] = []
@@ -146,8 +147,6 @@ class Pool:
     async def _next(self, *, new: bool = False) -> _Connection:
         """The next connection that was made; or, unless it has to be `new`, that has come free."""
         assert self._loop is not None
-        if self._tls and self._context is None:
-            self._context = ssl.create_default_context()
         waiter: asyncio.Future[_Connection] = self._loop.create_future()
         self._waiting[waiter] = new
         self._connect()
@@ -160,23 +159,30 @@ class Pool:
             raise
 
     def _connect(self) -> None:
-        """Begin a connection for each who waits and has none begun, within the bound."""
+        """Begin a connection for each who waits and has none begun, within the bound.
+
+        One that was begun for a request that was cancelled since makes place: it may hang, as its request did.
+        """
         assert self._loop is not None
-        if len(self._connecting) >= MOST_CONNECTING:
+        gone = [task for task, waiter in self._connecting.items() if waiter.cancelled()]
+        if len(self._connecting) - len(gone) >= MOST_CONNECTING:
             return
         begun = set(self._connecting.values())
         for waiter in self._waiting:
             if waiter.done() or waiter in begun:
                 continue
+            if len(self._connecting) >= MOST_CONNECTING:
+                if not gone:
+                    return
+                task = gone.pop()
+                del self._connecting[task]
+                task.cancel()
             task = self._loop.create_task(self._connected(waiter))
             self._connecting[task] = waiter
             task.add_done_callback(self._tried)
-            if len(self._connecting) >= MOST_CONNECTING:
-                return
 
     def _tried(self, task: asyncio.Task[None]) -> None:
-        del self._connecting[task]
-        if not task.cancelled():
+        if self._connecting.pop(task, None) is not None:
             self._connect()
 
     async def _connected(self, waiter: asyncio.Future[_Connection]) -> None:
