@@ -101,17 +101,21 @@ def _check_engine(key: str, engine: EngineConfig) -> None:
         try:
             parts = urlsplit(engine.base_url)
             fine = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            fine = fine and re.fullmatch("[!-~]+", engine.base_url) is not None
             (parts.hostname or "").encode("idna")  # as it is looked up
         except ValueError:
             fine = False
         if not fine:
-            raise RecipeError(f"{key}.base_url: must be http://host or https://host, with port and path where needed")
+            raise RecipeError(
+                f"{key}.base_url: must be http://host or https://host, with port and path where needed, in ASCII"
+            )
         if parts.username is not None or parts.query or parts.fragment:
             raise RecipeError(f"{key}.base_url: has a user, a query or a fragment; give the key by key_variable alone")
     if engine.attempt_seconds > engine.total_seconds:
         raise RecipeError(
             f"{key}.attempt_seconds = {engine.attempt_seconds:g}: more than total_seconds = {engine.total_seconds:g}, "
-            f"so it would never be reached; set {key}.total_seconds to {engine.attempt_seconds:g} or more"
+            f"so it would never be reached; set {key}.attempt_seconds to {engine.total_seconds:g} or less, or "
+            f"total_seconds to {engine.attempt_seconds:g} or more"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from midflight.engines.base import EngineGaveUp
-from midflight.engines.http import Client, Limits, Malformed, Patience, PromptRefused, Transient
+from midflight.engines.http import Client, Limits, Malformed, NotThere, Patience, PromptRefused, Transient
 from midflight.engines.http.client import MOST_SAID, parsed, written
 from midflight.redacting import is_secret, redact, redact_all
 from midflight.server.wire import Answer
@@ -169,6 +169,17 @@ async def test_the_first_wait_is_between_half_and_all_of_backoff_by_chance() -> 
 
 
 @pytest.mark.asyncio
+async def test_what_is_not_there_is_named_whole() -> None:
+    async with served(error(404, "nothing")) as server:
+        base = server.base_url
+        for path, asked in (("/x", f"{base}/x"), ("//x", f"{base.removesuffix('/v1')}/x")):
+            with pytest.raises(NotThere) as caught:
+                await client(server).ask(path, {}, lambda answer: answer)
+            said = f"{base}: HTTP 404: nothing; {asked} was asked for, base_url often ends in /v1"
+            assert str(caught.value) == said
+
+
+@pytest.mark.asyncio
 async def test_a_certificate_that_is_refused_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
@@ -190,7 +201,7 @@ async def test_an_attempt_ends_at_its_own_limit_or_with_the_total_time() -> None
 
     for limits, message in (
         (Limits(attempt_seconds=0.1, total_seconds=50, retries=0), r"no answer within 0.1 s \(1 attempts"),
-        (Limits(attempt_seconds=50, total_seconds=0.2, retries=0), r"no answer within 0.2 s \(1 attempts"),
+        (Limits(attempt_seconds=50, total_seconds=0.2, retries=0), r"no answer by total_seconds = 0.2 \(1 attempts"),
     ):
         async with asyncio.timeout(10):
             with pytest.raises(EngineGaveUp, match=message):
@@ -205,7 +216,7 @@ async def test_an_attempt_ends_at_its_own_limit_or_with_the_total_time() -> None
         await forever()
 
     async with asyncio.timeout(10):
-        with pytest.raises(EngineGaveUp, match=r"no answer within 0.2 s \(2 attempts"):
+        with pytest.raises(EngineGaveUp, match=r"no answer by total_seconds = 50 \(2 attempts"):
             await Patience(limits, clock=clock, sleep=clock.sleep).run(long_and_then_forever)
 
 

@@ -80,11 +80,19 @@ def test_modules_share_an_engine_by_name(recipe: Path) -> None:
         ),
         (
             "engines.judge.base_url=localhost:8000",
-            "engines.judge.base_url: must be http://host or https://host, with port and path where needed",
+            "engines.judge.base_url: must be http://host or https://host, with port and path where needed, in ASCII",
+        ),
+        *(
+            (
+                f"engines.judge.base_url={url}",
+                "engines.judge.base_url: must be http://host or https://host, with port and path where needed, in "
+                "ASCII",
+            )
+            for url in ("http://h/é", "http://h/a b", "http://é/v1")
         ),
         (
             "engines.judge.base_url=http://a..b/v1",
-            "engines.judge.base_url: must be http://host or https://host, with port and path where needed",
+            "engines.judge.base_url: must be http://host or https://host, with port and path where needed, in ASCII",
         ),
         (
             "engines.judge.base_url=https://me:secret@host/v1",
@@ -94,7 +102,7 @@ def test_modules_share_an_engine_by_name(recipe: Path) -> None:
         (
             "engines.judge.total_seconds=5",
             "engines.judge.attempt_seconds = 60: more than total_seconds = 5, so it would never be reached; set "
-            "engines.judge.total_seconds to 60 or more",
+            "engines.judge.attempt_seconds to 5 or less, or total_seconds to 60 or more",
         ),
         (
             "agent.max_seconds=100",

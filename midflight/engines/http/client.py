@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
+from urllib.parse import urljoin
 
 import pydantic_core
 
@@ -113,7 +114,7 @@ class Client:
         except (WireError, OSError) as error:
             raise Transient(f"{self.base_url}: {_line(self.hide(str(error)))}") from None
         if reply.status != 200:
-            self._refused(reply)
+            self._refused(reply, path)
         return reply
 
     def _without_key(self, value: Any, body: bytes) -> Any:
@@ -122,7 +123,7 @@ class Client:
             return value
         return redact_all(value, [self._key])
 
-    def _refused(self, reply: Reply) -> None:
+    def _refused(self, reply: Reply, path: str) -> None:
         """Raises what the status means."""
         code, said = _said(_decoded(reply), self._key)
         said = _line(self.hide(said))
@@ -134,7 +135,8 @@ class Client:
         if reply.status in (401, 403):
             message += "; check key_variable and what its key may do"
         if reply.status in (404, 405):
-            raise NotThere(message)
+            asked = urljoin(self.base_url, path[1:]) if path.startswith("//") else self.base_url + path
+            raise NotThere(f"{message}; {asked} was asked for, base_url often ends in /v1")
         raise EngineGaveUp(message)
 
 

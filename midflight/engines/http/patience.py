@@ -122,7 +122,8 @@ class Patience:
         except TimeoutError:
             if not limit.expired:
                 raise
-            raise Transient(f"no answer within {seconds:.3g} s") from None
+            said = f"within {seconds:g} s" if seconds < left else f"by total_seconds = {self.limits.total_seconds:g}"
+            raise Transient(f"no answer {said}") from None
 
     def _wait(self, count: int, retry_after: float) -> float:
         """Seconds until the next attempt; what the server asks for holds for every request of the engine."""
