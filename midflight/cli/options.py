@@ -33,6 +33,25 @@ def refuse_training(overrides: Sequence[str], command: str) -> None:
             raise UserError(f"{key.strip()} = {value}: does nothing in midflight {command}; leave it out")
 
 
+_SFT_TAKES = frozenset(
+    "learning_rate warmup_steps final_rate weight_decay betas max_grad_norm weighting kl_beta kl_estimate entropy_beta "
+    "pack_tokens attention max_drift save_every keep_last keep_best".split()
+)
+"""Of the section `training`."""
+
+
+def refuse_idle(overrides: Sequence[str], command: str) -> None:
+    """Refuse changes that `train` or `sft` would not use; a recipe has the keys of both."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        section, *fields = key.strip().split(".")
+        idle = section == "sft" if command == "train" else section == "training" and {*fields[:1]} - _SFT_TAKES
+        if idle:
+            instead = ".".join(["training" if command == "train" else "sft", *fields])
+            hint = f"; did you mean {instead}?" if fields == ["epochs"] else ""
+            raise UserError(f"{key.strip()} = {value}: does nothing in midflight {command}; leave it out{hint}")
+
+
 def refuse(options: Mapping[str, object], why: str) -> None:
     """Refuse the first option that was given."""
     for name, value in options.items():

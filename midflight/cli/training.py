@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from midflight.cli.ending import fail, interrupted
-from midflight.cli.options import Overrides, RecipeArgument
+from midflight.cli.options import Overrides, RecipeArgument, refuse_idle
 from midflight.errors import UserError
 from midflight.recipe import Recipe, load_recipe
 from midflight.recipe.resuming import check_run_folder, evaluates, going_on
@@ -26,6 +26,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
 ) -> None:
     """Train the planner; evaluates before and after, and prints the report."""
+    refuse_idle(overrides or (), "train")
     settings = load_recipe(recipe, overrides or ())
     folder = run_dir or _default_run_dir(recipe, settings)
     if dry_run:
@@ -67,6 +68,7 @@ def sft(
     for option, value in given.items():
         if resume and value is not None:
             raise UserError(f"{option}: does nothing with --resume, as a run keeps its demonstrations; leave it out")
+    refuse_idle(overrides or (), "sft")
     settings = load_recipe(recipe, overrides or ())
     folder = run_dir or _default_run_dir(recipe, settings, "sft", resume=resume)
 

@@ -270,6 +270,15 @@ def _check_objective(training: TrainingConfig) -> None:
     for key in clips.get(training.loss, ()):
         if changed(key):
             refuse(key, "loss", "training.loss=ppo_clip")
+    if training.epochs == training.mini_batches == 1 and (training.importance_cap or not changed("max_drift")):
+        for key in ("clip_epsilon", "clip_epsilon_high", "dual_clip"):
+            if changed(key):
+                raise IdleKey(
+                    f"training.{key}",
+                    f"training.{key} = {getattr(training, key)}: does nothing in the first optimizer step on a batch, "
+                    "where ratios are 1, and training.epochs = training.mini_batches = 1",
+                    "remove it or set training.epochs=2",
+                )
     if training.loss == "reinforce":
         for key in ("epochs", "mini_batches"):
             if changed(key):
@@ -291,9 +300,8 @@ def _check_tasks(recipe: Recipe, training: bool) -> None:
     if held_out is not None:
         _check_source("eval_tasks", held_out)
         if train.family == held_out.family and train.split == held_out.split and not is_task_file(train.family):
-            raise RecipeError(
-                f"eval_tasks.split = {held_out.split}: also the split that is trained on; set eval_tasks.split=test"
-            )
+            change = "train_tasks.split=train" if held_out.split == "test" else "eval_tasks.split=test"
+            raise RecipeError(f"eval_tasks.split = {held_out.split}: also the split that is trained on; set {change}")
         if held_out.count is None and not is_task_file(held_out.family):
             raise RecipeError(f"eval_tasks.count = null: {held_out.family} draws without end; set eval_tasks.count=240")
     if recipe.training.curriculum is None or not training:

@@ -62,6 +62,22 @@ from tests.cli.lines import Stub, line
         ),
         (["solve", " "], "QUESTION is empty; write what to ask, in quotes"),
         (["solve", "Why?", "training.steps=10"], "training.steps = 10: does nothing in midflight solve; leave it out"),
+        (
+            ["train", "quickstart", "sft.batch_size=4"],
+            "sft.batch_size = 4: does nothing in midflight train; leave it out",
+        ),
+        (
+            ["train", "quickstart", "sft.epochs=1"],
+            "sft.epochs = 1: does nothing in midflight train; leave it out; did you mean training.epochs?",
+        ),
+        (
+            ["sft", "quickstart", "training.group_size=4"],
+            "training.group_size = 4: does nothing in midflight sft; leave it out",
+        ),
+        (
+            ["sft", "quickstart", "training.epochs=3"],
+            "training.epochs = 3: does nothing in midflight sft; leave it out; did you mean sft.epochs?",
+        ),
         (["solve", "Why?", "sft.epochs=1"], "sft.epochs = 1: does nothing in midflight solve; leave it out"),
         (
             ["eval", "quickstart", "--model", "smollm2-135m", "agent.max_turns=2", "training.curriculum=null"],

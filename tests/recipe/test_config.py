@@ -148,6 +148,10 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
         ("agent.max_calls=0", "agent.max_calls = 0: must be greater than or equal to 1"),
         ("agent.tools=[finish]", "agent.tools = [finish]: finish is always there; remove it"),
         (
+            "train_tasks.split=test",
+            "eval_tasks.split = test: also the split that is trained on; set train_tasks.split=train",
+        ),
+        (
             "eval_tasks.split=train",
             "eval_tasks.split = train: also the split that is trained on; set eval_tasks.split=test",
         ),

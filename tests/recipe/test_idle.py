@@ -39,6 +39,7 @@ agent:
 train_tasks: {family: atlas, split: validation}
 training:
   clip_epsilon: 0.1
+  max_drift: 0.5
   curriculum: {floor: 0.3}
 """
 

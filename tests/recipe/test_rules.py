@@ -131,6 +131,15 @@ def test_bounds_of_the_update(small: Path) -> None:
             "training.clip_epsilon = 0.1: does nothing with training.loss = reinforce; remove it or set "
             "training.loss=ppo_clip",
         ),
+        *(
+            (
+                [f"training.{key}={value}", *more],
+                f"training.{key} = {value}: does nothing in the first optimizer step on a batch, where ratios are 1, "
+                "and training.epochs = training.mini_batches = 1; remove it or set training.epochs=2",
+            )
+            for key, value in (("clip_epsilon", 0.1), ("clip_epsilon_high", 0.28), ("dual_clip", 3.0))
+            for more in ([], ["training.importance_cap=2", "training.max_drift=0.5"])
+        ),
         (
             ["training.loss=cispo", "training.dual_clip=3"],
             "training.dual_clip = 3.0: does nothing with training.loss = cispo; remove it or set "
@@ -157,10 +166,12 @@ def test_every_advantage_loss_and_weighting_loads(small: Path) -> None:
         *(f"training.advantage={name}" for name in ("flow_grpo", "dr_grpo", "rloo", "reinforce_pp", "gigpo")),
         *(f"training.loss={name}" for name in ("ppo_clip", "gspo", "cispo", "reinforce")),
         *(f"training.weighting={name}" for name in ("trajectory", "turn", "token")),
-        "training.clip_epsilon_high=0.28",
+        "training.clip_epsilon_high=0.28 training.epochs=2",
+        "training.clip_epsilon_high=0.28 training.mini_batches=2",
+        "training.clip_epsilon_high=0.28 training.max_drift=0.5",
         "agent.planner.top_p=0.9",
     ):
-        load_recipe(str(small), [override])
+        load_recipe(str(small), override.split())
 
 
 def test_a_model_folder_must_hold_one(small: Path, tmp_path: Path) -> None:
