@@ -231,8 +231,8 @@ class Updater:
             path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
             where = f"; their rows are in {path}"
         raise GradientError(
-            f"the gradient was not finite in {MOST_SKIPPED} updates in a row{where}; lower training.learning_rate or "
-            "training.clip_epsilon, or look at the rows"
+            f"the gradient was not finite in {MOST_SKIPPED} updates in a row{where}; look at the rows; a "
+            "new run may need a lower training.learning_rate"
         )
 
     def _fitting(self, rows: Sequence[Row], work: Callable[[PackedBatch], T]) -> T:
