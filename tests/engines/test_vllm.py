@@ -276,6 +276,26 @@ def test_an_answer_that_does_not_add_up_is_none(
     asyncio.run(all_of_it())
 
 
+@pytest.mark.parametrize("vocabulary", [100, None])
+def test_a_token_outside_of_the_vocabulary_is_no_answer(model: Path, vocabulary: int | None) -> None:
+    """Known to whoever trains; else there is a bound that no vocabulary reaches."""
+
+    async def all_of_it() -> None:
+        request = GenerateRequest(MESSAGES, Sampling(max_tokens=3))
+        least = vocabulary or 2**24
+        answers = [{"model": "tiny", "choices": [{**GOOD, "token_ids": [least - less, 99]}]} for less in (0, 1)]
+        async with served(*map(ok, answers)) as double:
+            engine = remote(double.base_url, model)
+            if vocabulary is not None:
+                engine.vocabulary = vocabulary
+            view = engine.for_module("planner")
+            with pytest.raises(EngineGaveUp, match="the answer has a token id outside the model's vocabulary"):
+                await view.generate(request)
+            assert (await view.generate(request)).ids == (least - 1, 99)
+
+    asyncio.run(all_of_it())
+
+
 def test_a_token_that_its_grammar_forbids_is_no_answer(model: Path) -> None:
     async def all_of_it() -> None:
         async with served(ok({"model": "tiny", "choices": [GOOD]})) as double:
