@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 
 from midflight.errors import UserError
 from midflight.recipe import Recipe, RecipeError, load_recipe, resolved
-from midflight.recipe.reading import read_yaml, shipped
+from midflight.recipe.reading import _parse, read_yaml, shipped
 from midflight.recipe.rules import check
-from midflight.recipe.validating import COMMON_NAMES, key_paths, validate
+from midflight.recipe.validating import COMMON_NAMES, key_paths, show, validate
 
 MINIMAL = """\
 name: small
@@ -179,6 +181,33 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
 )
 def test_an_override_that_is_wrong(small: Path, override: str, message: str) -> None:
     assert refused(small, override) == message
+
+
+def numbers(kind: type[float], model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
+    """The path of every key that is a number of this kind."""
+    found = []
+    for name, field in model.model_fields.items():
+        parts = (field.annotation, *get_args(field.annotation))
+        below = f"{prefix}{name}." + ("NAME." if get_origin(field.annotation) is dict else "")
+        for section in parts:
+            if isinstance(section, type) and issubclass(section, BaseModel):
+                found += numbers(kind, section, below)
+        if kind in parts:
+            found.append(prefix + name)
+    return found
+
+
+@pytest.mark.parametrize("value", ["inf", "Infinity", "-inf", "nan", "'nan'", ".inf", ".nan", "1e400", "'1e400'"])
+@pytest.mark.parametrize("key", numbers(float))
+def test_no_number_is_infinite_or_none(small: Path, key: str, value: str) -> None:
+    """`inf` is a text to YAML, which pydantic reads as a number."""
+    key = key.replace("NAME", "some")
+    others = ["engines.some={provider: openai, model: m}"] if key.startswith("engines") else []
+    shown = show(_parse(value))
+    if key == "training.betas":
+        assert refused(small, f"{key}=[0.9, {value}]") == f"{key}.1 = {shown}: must be a finite number"
+    else:
+        assert refused(small, *others, f"{key}={value}") == f"{key} = {shown}: must be a finite number"
 
 
 def test_every_common_name_stands_for_a_key_and_is_none_itself() -> None:
