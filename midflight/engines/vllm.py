@@ -54,6 +54,9 @@ class VllmEngine(ServedEngine):
 
     `check` proves that the server has what training needs, `swap` changes the weights, `probe` shows them. `vocabulary`
     is how many ids the model has, for who knows it: an answer with another id is no answer.
+
+    Raises:
+        UserError: `endpoint.api` is `chat`, and the tokenizer has no chat template.
     """
 
     def __init__(
@@ -67,6 +70,11 @@ class VllmEngine(ServedEngine):
         prices: Prices | None = None,
     ) -> None:
         super().__init__(name, endpoint, "grammar", ledger, prices)
+        if endpoint.api == "chat" and not tokenizer.chat_template:
+            raise UserError(
+                f"engines.{name}.api = chat: the model's tokenizer has no chat template; "
+                f"set engines.{name}.api=completions"
+            )
         self.client = client
         self.tokenizer = tokenizer
         self.vocabulary = MOST_IDS

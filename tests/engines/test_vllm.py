@@ -23,8 +23,11 @@ from midflight.engines.base import (
     PromptTooLong,
     Sampling,
 )
+from midflight.engines.config import EngineConfig
 from midflight.engines.http import Ledger, Prices, Usage
+from midflight.engines.remote import remote_engine
 from midflight.engines.served import GUIDANCE
+from midflight.errors import UserError
 from tests.engines.serving import ok, remote, served
 from tests.training.tiny import make_byte_model
 
@@ -274,6 +277,25 @@ def test_an_answer_that_does_not_add_up_is_none(
             assert (drawn.ids, drawn.logprobs, drawn.finish_reason) == ((98, 99), (-0.5, -1.0), FinishReason.LENGTH)
 
     asyncio.run(all_of_it())
+
+
+def test_a_tokenizer_without_a_chat_template_is_for_completions(model: Path, tmp_path: Path) -> None:
+    from midflight.engines.vllm import load_tokenizer
+
+    def made(api: str, tokenizer: Path) -> Any:
+        settings = {"provider": "vllm", "model": "m", "base_url": "http://127.0.0.1:1", "tokenizer": str(tokenizer)}
+        return remote_engine("sampler", EngineConfig.model_validate({**settings, "api": api}), Ledger())[0]
+
+    with pytest.raises(UserError) as caught:
+        made("chat", model)
+    assert str(caught.value) == (
+        "engines.sampler.api = chat: the model's tokenizer has no chat template; set engines.sampler.api=completions"
+    )
+    assert made("completions", model).endpoint.api == "completions"
+    tokenizer = load_tokenizer(str(model), "sampler")
+    tokenizer.chat_template = "{% for one in messages %}{{ one.content }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path)
+    assert made("chat", tmp_path).endpoint.api == "chat"
 
 
 @pytest.mark.parametrize("vocabulary", [100, None])
