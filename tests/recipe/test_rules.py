@@ -179,6 +179,14 @@ def test_an_unknown_kind_of_a_family(small: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["train_tasks", "eval_tasks"])
+def test_no_kinds_are_no_questions(small: Path, tmp_path: Path, name: str) -> None:
+    line = f"{name}.kinds = []: leaves no question; name a kind, or set {name}.kinds=null for all"
+    (tmp_path / "t.jsonl").write_text('{"id": "1", "question": "?", "answer": "x", "checker": "exact"}\n')
+    for family in ("atlas", "t.jsonl"):
+        assert refused(small, f"{name}.family={family}", f"{name}.kinds=[]", "eval_tasks.count=5") == line
+
+
 def test_analyst_settings_without_query_analysis_are_refused() -> None:
     with pytest.raises(RecipeError) as error:
         load_recipe("quickstart", ["agent.analyst.max_tokens=8"])
