@@ -144,7 +144,19 @@ def find(path: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error and `1e-5` is a number, as people mean it."""
+    """YAML in which a key given twice is an error and `1e-5` is a number, as people mean it.
+
+    An alias stands for a plain value: a section in two places would be changed in both by an override of one, and lists
+    of lists by alias grow without bound.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            if isinstance(self.anchors.get(event.anchor), yaml.CollectionNode):
+                line = event.start_mark.line + 1
+                raise RecipeError(f"line {line}: *{event.anchor} repeats a section or a list; write it out there")
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(

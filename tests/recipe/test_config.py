@@ -250,6 +250,20 @@ def test_broken_yaml_names_the_line(small: Path) -> None:
     assert refused(small) == f"recipe {small}: must be key: value pairs, but holds list"
 
 
+def test_an_alias_stands_for_a_plain_value(tmp_path: Path, small: Path) -> None:
+    small.write_text(MINIMAL + "sft: {epochs: &often 3}\nevaluation: {trials: 1, concurrency: *often}\n")
+    assert load_recipe(str(small)).evaluation.concurrency == 3
+    lists = ", ".join(f"&b{level} [{', '.join([f'*b{level - 1}'] * 9)}]" for level in range(1, 9))
+    bomb = MINIMAL + f"  tool_options: {{calculator: {{x: [&b0 [x], {lists}]}}}}\n"
+    section = MINIMAL.replace("executor: {", "executor: &one {").replace("verifier: {kind: rule}", "verifier: *one")
+    within = MINIMAL + "training: &t\n  sft: *t\n"
+    for text, place in ((section, "line 4: *one"), (within, "line 8: *t"), (bomb, "line 7: *b0")):
+        small.write_text(text)
+        assert refused("small.yaml") == f"recipe small.yaml, {place} repeats a section or a list; write it out there"
+    small.write_text(MINIMAL)
+    assert "*a repeats a section or a list" in refused(small, "agent.tools=[&a [x], *a]")
+
+
 def test_numbers_may_be_written_as_people_do(tmp_path: Path) -> None:
     file = tmp_path / "n.yaml"
     file.write_text("a: 1e-5\nb: 2E3\nc: .5e1\nd: 1e\n")
