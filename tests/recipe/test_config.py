@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import get_args, get_origin
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from midflight.errors import UserError
 from midflight.recipe import Recipe, RecipeError, load_recipe, resolved
 from midflight.recipe.reading import _parse, read_yaml, shipped
 from midflight.recipe.rules import check
 from midflight.recipe.validating import COMMON_NAMES, key_paths, show, validate
+from midflight.tools import BUILTIN, ToolOptions
+from midflight.tools.mcp import McpServer
 
 MINIMAL = """\
 name: small
@@ -208,6 +211,30 @@ def test_no_number_is_infinite_or_none(small: Path, key: str, value: str) -> Non
         assert refused(small, f"{key}=[0.9, {value}]") == f"{key}.1 = {shown}: must be a finite number"
     else:
         assert refused(small, *others, f"{key}={value}") == f"{key} = {shown}: must be a finite number"
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 30, "1" + "0" * 400])
+@pytest.mark.parametrize("key", sorted({*numbers(int), *numbers(float)} - {"training.betas", "eval_tasks.seed"}))
+def test_every_number_has_an_upper_bound(small: Path, key: str, value: str) -> None:
+    key = key.replace("NAME", "some")
+    others = ["engines.some={provider: openai, model: m}"] if key.startswith("engines") else []
+    assert re.fullmatch(
+        rf"{key} = 10*(\.\.\.)?: must be (less than( or equal to)? [\d.+e]+|a valid number)",
+        refused(small, *others, f"{key}={value}"),
+    )
+
+
+@pytest.mark.parametrize("model", [*(builtin.options_model for builtin in BUILTIN.values()), McpServer])
+def test_every_number_of_a_tool_has_an_upper_bound(model: type[ToolOptions]) -> None:
+    for name in {*numbers(int, model), *numbers(float, model)}:
+        with pytest.raises(ValidationError) as caught:
+            model.model_validate({name: 10**30})
+        assert ((name,), "less_than_equal") in [(error["loc"], error["type"]) for error in caught.value.errors()]
+
+
+def test_a_seed_is_one_that_numpy_and_the_store_take(small: Path) -> None:
+    assert load_recipe(str(small), ["seed=9223372036854775807"]).seed == 2**63 - 1
+    assert refused(small, "seed=-1") == "seed = -1: must be greater than or equal to 0"
 
 
 def test_every_common_name_stands_for_a_key_and_is_none_itself() -> None:
