@@ -22,6 +22,7 @@ from midflight.recipe.config import IdleKey, Recipe, RecipeError
 from midflight.recipe.own import check_kept_tools
 from midflight.recipe.rules import check, is_task_file
 from midflight.recipe.validating import show, validate
+from midflight.rendering import plain
 from midflight.store.folder import RunFolder
 from midflight.store.seals import newest_whole
 from midflight.tools import BUILTIN
@@ -68,7 +69,7 @@ def load_recipe(path: str, overrides: Sequence[str] = (), *, tasks: bool = True,
             if not overrides or _is_given(idle.key, overrides) or _is_idle(idle.key, data, checked):
                 raise
             _drop(changed, idle.key)
-            print(f"{idle.why}; left out", file=sys.stderr)
+            print(f"{plain(idle.why, 1000)}; left out", file=sys.stderr)
 
 
 def _is_given(key: str, overrides: Sequence[str]) -> bool:

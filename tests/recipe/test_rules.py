@@ -81,6 +81,13 @@ def test_an_unknown_tool_lists_the_valid_ones(small: Path, monkeypatch: pytest.M
     )
 
 
+def test_a_long_list_of_tools_is_cut(small: Path) -> None:
+    names = ", ".join(["calculator"] * 10_000)
+    assert refused(small, f"agent.tools=[{names}]") == (
+        f"agent.tools = {f'[{names}]'[:77]}...: calculator is listed twice; remove one"
+    )
+
+
 def test_tools_given_as_objects_are_known(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("midflight.recipe.rules.builtin_tools", lambda: ["calculator"])
     data = resolved(load_recipe(str(small)))
