@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong
+from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, Message, PromptTooLong
 from midflight.engines.http import Client, Ledger, Malformed, NotThere, Prices, PromptRefused, said_tokens
 from midflight.engines.local.grammar import Masks
 from midflight.engines.local.models import pretrained, read_tokenizer
@@ -56,7 +56,7 @@ class VllmEngine(ServedEngine):
     is how many ids the model has, for who knows it: an answer with another id is no answer.
 
     Raises:
-        UserError: `endpoint.api` is `chat`, and the tokenizer has no chat template.
+        UserError: `endpoint.api` is `chat`, and the tokenizer has no chat template that takes the modules' messages.
     """
 
     def __init__(
@@ -70,11 +70,8 @@ class VllmEngine(ServedEngine):
         prices: Prices | None = None,
     ) -> None:
         super().__init__(name, endpoint, "grammar", ledger, prices)
-        if endpoint.api == "chat" and not tokenizer.chat_template:
-            raise UserError(
-                f"engines.{name}.api = chat: the model's tokenizer has no chat template; "
-                f"set engines.{name}.api=completions"
-            )
+        if endpoint.api == "chat":
+            _check_template(tokenizer, name)
         self.client = client
         self.tokenizer = tokenizer
         self.vocabulary = MOST_IDS
@@ -310,6 +307,17 @@ class VllmEngine(ServedEngine):
                 raise Malformed("no log-prob of a token of the prompt") from None
 
         return await self.client.ask("/completions", body, read)
+
+
+def _check_template(tokenizer: Any, engine: str) -> None:
+    fault = "" if tokenizer.chat_template else "the model's tokenizer has no chat template"
+    if not fault:
+        try:
+            PromptEncoder(tokenizer, chat_template=True).encode((Message("system", ("a",)), Message("user", ("b",))))
+        except ValueError as error:
+            fault = str(error)
+    if fault:
+        raise UserError(f"engines.{engine}.api = chat: {fault}; set engines.{engine}.api=completions")
 
 
 def load_tokenizer(name: str, engine: str) -> Any:

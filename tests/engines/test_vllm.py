@@ -279,7 +279,7 @@ def test_an_answer_that_does_not_add_up_is_none(
     asyncio.run(all_of_it())
 
 
-def test_a_tokenizer_without_a_chat_template_is_for_completions(model: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_fit_chat_template_is_for_completions(model: Path, tmp_path: Path) -> None:
     from midflight.engines.vllm import load_tokenizer
 
     def made(api: str, tokenizer: Path) -> Any:
@@ -293,9 +293,20 @@ def test_a_tokenizer_without_a_chat_template_is_for_completions(model: Path, tmp
     )
     assert made("completions", model).endpoint.api == "completions"
     tokenizer = load_tokenizer(str(model), "sampler")
-    tokenizer.chat_template = "{% for one in messages %}{{ one.content }}{% endfor %}"
-    tokenizer.save_pretrained(tmp_path)
-    assert made("chat", tmp_path).endpoint.api == "chat"
+    users = "{% for one in messages if one.role == 'user' %}{{ one.content }}{% endfor %}"
+    for template, fault in (
+        (users, "the model's chat template drops the message with role 'system'"),
+        ("{{ raise_exception('no') }}", "the model's chat template takes no system and user (no)"),
+        ("{% for one in messages %}{{ one.content }}{% endfor %}", None),
+    ):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path)
+        if fault is None:
+            assert made("chat", tmp_path).endpoint.api == "chat"
+            continue
+        with pytest.raises(UserError) as caught:
+            made("chat", tmp_path)
+        assert str(caught.value) == f"engines.sampler.api = chat: {fault}; set engines.sampler.api=completions"
 
 
 @pytest.mark.parametrize("vocabulary", [100, None])
