@@ -168,7 +168,8 @@ def assemble(
 
 
 def check_prompt_fits(recipe: Recipe, flow: AgentFlow, engine: LocalEngine) -> None:
-    """Refuse a context that cannot hold the smallest prompt, a full memory and one action.
+    """Refuse a chat template that takes no such prompt, and a context that cannot hold the smallest prompt, a full
+    memory and one action.
 
     Raises:
         RecipeError: one line with what to set.
@@ -179,7 +180,10 @@ def check_prompt_fits(recipe: Recipe, flow: AgentFlow, engine: LocalEngine) -> N
     if planner.nearest_examples is not None:  # each question is shown other examples: the longest must fit
         asked = worked_examples(planner.examples).questions
     prompts = (planner.messages(Query(text), flow.toolset, Memory(), flow.max_turns, "") for text in asked)
-    smallest = max(sum(map(len, engine.encode(messages))) for messages in prompts)
+    try:
+        smallest = max(sum(map(len, engine.encode(messages))) for messages in prompts)
+    except ValueError as error:
+        raise RecipeError(f"model.name = {recipe.model.name}: {error}; set model.chat_template=false") from None
     need = smallest + recipe.agent.memory_tokens + recipe.agent.planner.max_tokens
     if need > engine.context_length:
         raise RecipeError(

@@ -74,6 +74,21 @@ def test_a_context_below_the_smallest_prompt_is_refused() -> None:
     )
 
 
+def test_a_chat_template_that_takes_no_prompt_is_refused() -> None:
+    recipe = load_recipe("quickstart", ["model.chat_template=true"])
+    flow = building.assemble(recipe, building.toolset_of(recipe), ScriptedEngine([]), None, training=True)
+
+    def encode(messages: object) -> object:
+        raise ValueError("the model's chat template takes no system and user (no)")
+
+    with pytest.raises(RecipeError) as caught:
+        building.check_prompt_fits(recipe, flow, SimpleNamespace(encode=encode))  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "model.name = smollm2-135m: the model's chat template takes no system and user (no); "
+        "set model.chat_template=false"
+    )
+
+
 def test_the_longest_nearest_example_has_to_fit() -> None:
     recipe = load_recipe("quickstart")
     flow = building.assemble(recipe, building.toolset_of(recipe), ScriptedEngine([]), None, training=True)

@@ -96,13 +96,13 @@ def test_the_page_of_recipe_keys_is_what_the_script_prints() -> None:
     paths = key_paths(Recipe, "")
     assert sorted(keys) == sorted(path for path in paths if not any(other.startswith(f"{path}.") for other in paths))
     for row in (
-        "| `seed` | integer | `0` | ",
+        "| `eval_tasks.seed` | integer | `0` | ",
         "| `agent.tools` | list of text | required | ",
         "| `training.betas` | list of 2 numbers | `[0.9, 0.95]` | ",
-        "| `training.dual_clip` | number, > 1, or null | `null` | ",
-        "| `training.kl_beta` | number, >= 0 | `0.001` | Weight of KL(policy \\|\\| reference). |\n",
+        "| `training.dual_clip` | number, > 1, <= 1e+12, or null | `null` | ",
+        "| `training.kl_beta` | number, >= 0, <= 1e+06 | `0.001` | Weight of KL(policy \\|\\| reference). |\n",
         "| `eval_tasks.split` | `train`, `validation`, `test` | `test` | Of a built-in family",
-        "| `eval_tasks.count` | integer, >= 1, or null | `240` | ",
+        "| `eval_tasks.count` | integer, >= 1, <= 1000000, or null | `240` | ",
         "| `model.chat_template` | true or false | `true` | ",
     ):
         assert f"\n{row}" in page

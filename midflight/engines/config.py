@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from midflight.section import Section
+from midflight.section import MOST_SECONDS, Section
 
 OPERATION = (
     "base_url",
@@ -50,19 +50,19 @@ class EngineConfig(Section):
     """What the server calls the most new tokens."""
     tokenizer: str | None = None
     """Used by `vllm`: where the model's tokenizer is, a folder, a Hub name or `smollm2-135m`; null: `model`."""
-    context_length: int = Field(default=32_768, ge=64)
+    context_length: int = Field(default=32_768, ge=64, le=100_000_000)
     """Most tokens of prompt and answer."""
-    concurrency: int = Field(default=64, ge=1)
+    concurrency: int = Field(default=64, ge=1, le=1_000_000)
     """Requests under way at a time."""
-    requests_per_minute: float | None = Field(default=None, gt=0)
+    requests_per_minute: float | None = Field(default=None, gt=0, le=1e12)
     """Null: as many as come."""
-    tokens_per_minute: float | None = Field(default=None, gt=0)
+    tokens_per_minute: float | None = Field(default=None, gt=0, le=1e12)
     """Prompt and answer, by estimate. Null: as many as come."""
-    retries: int = Field(default=4, ge=0)
+    retries: int = Field(default=4, ge=0, le=1000)
     """Further attempts after a failure that may pass: no connection, 408, 409, 425, 429, 5xx, a broken answer."""
-    attempt_seconds: float = Field(default=60.0, gt=0)
+    attempt_seconds: float = Field(default=60.0, gt=0, le=MOST_SECONDS)
     """Time limit of one attempt."""
-    total_seconds: float = Field(default=100.0, gt=0)
+    total_seconds: float = Field(default=100.0, gt=0, le=MOST_SECONDS)
     """Time limit of a request from when it is made: waiting for its turn, all attempts, the waits between them; below
     `agent.max_seconds`."""
     prompt_price: float = Field(default=0.0, ge=0, le=1e12)
@@ -76,7 +76,7 @@ class EngineConfig(Section):
 class BudgetConfig(Section):
     """The most that engines on servers may use in one run; then trajectories end as `budget`, without a reward."""
 
-    tokens: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=1, le=10**15)
     """Prompt and new tokens together; null: no bound."""
-    money: float | None = Field(default=None, gt=0)
+    money: float | None = Field(default=None, gt=0, le=1e15)
     """By the engines' prices; null: no bound."""

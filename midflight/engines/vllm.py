@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong
+from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, Message, PromptTooLong
 from midflight.engines.http import Client, Ledger, Malformed, NotThere, Prices, PromptRefused, said_tokens
 from midflight.engines.local.grammar import Masks
 from midflight.engines.local.models import pretrained, read_tokenizer
@@ -28,7 +28,7 @@ RESET_ATTEMPTS = 20
 UNCHANGED = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Else a model's generation_config.json would bend the distribution, which the trainer does not know of."""
 MOST_IDS = 2**24
-"""More than any vocabulary has."""
+"""More than any vocabulary has: the bound where the model's own is not known."""
 ROUNDING = 1e-4
 """By so much a log-prob may exceed 0."""
 LEAST = -1e6
@@ -52,7 +52,11 @@ class _Weights:
 class VllmEngine(ServedEngine):
     """An engine with ids on a server. `tokenizer` is that of the model.
 
-    `check` proves that the server has what training needs, `swap` changes the weights, `probe` shows them.
+    `check` proves that the server has what training needs, `swap` changes the weights, `probe` shows them. `vocabulary`
+    is how many ids the model has, for who knows it: an answer with another id is no answer.
+
+    Raises:
+        UserError: `endpoint.api` is `chat`, and the tokenizer has no chat template that takes the modules' messages.
     """
 
     def __init__(
@@ -66,8 +70,11 @@ class VllmEngine(ServedEngine):
         prices: Prices | None = None,
     ) -> None:
         super().__init__(name, endpoint, "grammar", ledger, prices)
+        if endpoint.api == "chat":
+            _check_template(tokenizer, name)
         self.client = client
         self.tokenizer = tokenizer
+        self.vocabulary = MOST_IDS
         self._encoder = PromptEncoder(tokenizer, chat_template=endpoint.api == "chat")
         self._masks = Masks(tokenizer, len(tokenizer))
         self._weights = _Weights(endpoint.model)
@@ -144,8 +151,8 @@ class VllmEngine(ServedEngine):
             raise Malformed("another prompt's ids")
         ids, logprobs = _drawn(choice)
         most = request.sampling.max_tokens
-        if max(ids, default=0) >= MOST_IDS:
-            raise Malformed("a token id that no vocabulary has")
+        if max(ids, default=0) >= self.vocabulary:
+            raise Malformed("a token id outside the model's vocabulary")
         if not 1 <= len(ids) <= most:
             raise Malformed(f"{len(ids)} tokens where 1 to {most} were asked for")
         finish = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(str(choice.get("finish_reason")))
@@ -300,6 +307,17 @@ class VllmEngine(ServedEngine):
                 raise Malformed("no log-prob of a token of the prompt") from None
 
         return await self.client.ask("/completions", body, read)
+
+
+def _check_template(tokenizer: Any, engine: str) -> None:
+    fault = "" if tokenizer.chat_template else "the model's tokenizer has no chat template"
+    if not fault:
+        try:
+            PromptEncoder(tokenizer, chat_template=True).encode((Message("system", ("a",)), Message("user", ("b",))))
+        except ValueError as error:
+            fault = str(error)
+    if fault:
+        raise UserError(f"engines.{engine}.api = chat: {fault}; set engines.{engine}.api=completions")
 
 
 def load_tokenizer(name: str, engine: str) -> Any:

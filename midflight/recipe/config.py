@@ -13,7 +13,7 @@ from pydantic import Field
 from midflight.engines.config import BudgetConfig, EngineConfig
 from midflight.errors import UserError
 from midflight.sandbox.options import SandboxOptions
-from midflight.section import Section
+from midflight.section import MOST_SECONDS, Section
 
 
 class LoraConfig(Section):
@@ -21,7 +21,7 @@ class LoraConfig(Section):
 
     rank: int = Field(default=16, ge=1, le=65_536)
     """Rank of the two adapter matrices."""
-    alpha: float = Field(default=32.0, gt=0)
+    alpha: float = Field(default=32.0, gt=0, le=1e6)
     """The adapter's output is scaled by alpha / rank."""
 
 
@@ -38,12 +38,12 @@ class ModelConfig(Section):
     """False joins messages as plain text, for small models that do better on it."""
     context_length: int = Field(default=2048, ge=64, le=100_000_000)
     """Tokens of prompt and continuation together; bounded by the model's own limit."""
-    max_batch: int = Field(default=64, ge=1)
+    max_batch: int = Field(default=64, ge=1, le=1_000_000)
     """Requests the engine decodes together."""
     continuous_batching: bool = False
     """Admit requests into a running batch. Saves waiting where modules or tools take unlike times; what shares a
     forward then depends on the clock, and a run repeats its numbers up to rounding only."""
-    prefix_tokens: int = Field(default=8192, ge=0)
+    prefix_tokens: int = Field(default=8192, ge=0, le=1_000_000_000)
     """Tokens whose keys and values are kept between requests, the least recently used dropped first."""
     lora: LoraConfig | None = LoraConfig()
     """null trains all weights."""
@@ -59,21 +59,21 @@ class PlannerConfig(Section):
     examples: str | None = None
     """Text file of worked examples put into the planner's system prompt (docs/tasks.md has its format); relative to the
     recipe. Null: none."""
-    nearest_examples: int | None = Field(default=None, ge=1)
+    nearest_examples: int | None = Field(default=None, ge=1, le=1_000_000)
     """Show only so many of the examples, those whose questions are most like the one asked; null shows all."""
     grammar: bool = True
     """Hold the planner's text to the action format."""
     prompt: str | None = None
     """Text file in place of the built-in template of the format (docs/engines.md); relative to the recipe."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, le=1000)
     """In training rollouts."""
-    eval_temperature: float = Field(default=0.0, ge=0)
+    eval_temperature: float = Field(default=0.0, ge=0, le=1000)
     """In evaluation; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Draw from the likeliest tokens that hold this much probability. The trainer scores within the same tokens."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0, le=100_000_000)
     """Draw from this many likeliest tokens; 0 is all."""
-    max_tokens: int = Field(default=48, ge=1)
+    max_tokens: int = Field(default=48, ge=1, le=100_000_000)
     """Most new tokens a turn."""
 
 
@@ -84,9 +84,9 @@ class ModuleConfig(Section):
     prompt: str | None = None
     """Text file in place of the built-in template (docs/engines.md); relative to the recipe. Used where the module is a
     language model."""
-    temperature: float = Field(default=0.0, ge=0)
+    temperature: float = Field(default=0.0, ge=0, le=1000)
     """0 is greedy. Used where the module is a language model."""
-    max_tokens: int = Field(default=96, ge=1)
+    max_tokens: int = Field(default=96, ge=1, le=100_000_000)
     """Most new tokens a call. Used where the module is a language model."""
 
 
@@ -126,14 +126,14 @@ class AgentConfig(Section):
     """Make an analysis of the query once, before the first turn, shown to planner and generator."""
     analyst: ModuleConfig = ModuleConfig()
     """The query analysis' engine settings; used when `query_analysis` is true."""
-    max_turns: int = Field(default=5, ge=1)
+    max_turns: int = Field(default=5, ge=1, le=100_000)
     """Most turns of one trajectory; the planner is told which is the last."""
-    max_calls: int | None = Field(default=None, ge=1)
+    max_calls: int | None = Field(default=None, ge=1, le=100_000)
     """Most calls of its tools together, `finish` left out; one more is refused with `call_limit`, which the planner
     reads. Below `max_turns`; null: as many as turns."""
-    max_seconds: float = Field(default=120.0, gt=0)
+    max_seconds: float = Field(default=120.0, gt=0, le=MOST_SECONDS)
     """Wall clock of one trajectory, waiting for the engine included; a running tool is interrupted."""
-    memory_tokens: int = Field(default=512, ge=32)
+    memory_tokens: int = Field(default=512, ge=32, le=100_000_000)
     """Budget of the rendered memory."""
     tools: tuple[str, ...]
     """Names from `midflight tools`, or tools of your own: `package.module:attribute`, or `file.py:attribute` relative
@@ -143,7 +143,7 @@ class AgentConfig(Section):
     sandbox: SandboxOptions = SandboxOptions()
     mcp_servers: dict[str, dict[str, Any]] = {}
     """MCP servers by a name of yours; their tools, called `name.tool`, come after those of `tools` (docs/tools.md)."""
-    tool_seconds: float = Field(default=10.0, gt=0)
+    tool_seconds: float = Field(default=10.0, gt=0, le=MOST_SECONDS)
     """Time limit of one tool call."""
 
     @property
@@ -198,7 +198,7 @@ class HeldOutTasks(TaskSource):
     """Questions asked before and after training, in order. With a `family` given, `count` is null unless given too."""
 
     split: Literal["train", "validation", "test"] = "test"
-    count: int | None = Field(default=None, ge=1)
+    count: int | None = Field(default=None, ge=1, le=1_000_000)
     """How many questions; null takes the whole of a task file."""
     seed: int = 0
     """Of a built-in family: same seed, same questions."""
@@ -207,7 +207,7 @@ class HeldOutTasks(TaskSource):
 class CurriculumConfig(Section):
     """How often each kind is drawn: proportional to floor + 1 - p, p the running success rate of the kind."""
 
-    floor: float = Field(default=0.25, gt=0)
+    floor: float = Field(default=0.25, gt=0, le=1e6)
     """What a kind that always succeeds keeps of the weight; the larger, the more even the draws."""
     decay: float = Field(default=0.7, ge=0, lt=1)
     """Of the running success rate, a step."""
@@ -216,7 +216,7 @@ class CurriculumConfig(Section):
 class GigpoConfig(Section):
     """Used by `advantage: gigpo`."""
 
-    step_weight: float = Field(default=1.0, gt=0)
+    step_weight: float = Field(default=1.0, gt=0, le=1e6)
     """Weight of the comparison within turns that share a memory state."""
     discount: float = Field(default=0.95, gt=0, le=1)
     """Of the outcome, a turn."""
@@ -225,39 +225,39 @@ class GigpoConfig(Section):
 class ShapingConfig(Section):
     """Costs that turns take off the outcome before advantages are made; the reported reward stays the outcome."""
 
-    tool_error: float = Field(default=0.0, ge=0)
+    tool_error: float = Field(default=0.0, ge=0, le=1e6)
     """For a turn whose call failed: unknown tool, wrong arguments, an error, a timeout, or no calls left."""
-    format_error: float = Field(default=0.0, ge=0)
+    format_error: float = Field(default=0.0, ge=0, le=1e6)
     """For a turn whose text is not an action."""
-    length: float = Field(default=0.0, ge=0)
+    length: float = Field(default=0.0, ge=0, le=1e6)
     """For each token drawn, forced ones left out."""
-    turn: float = Field(default=0.0, ge=0)
+    turn: float = Field(default=0.0, ge=0, le=1e6)
     """For each turn."""
 
 
 class TrainingConfig(Section):
     """Flow-GRPO and its relatives; see docs/objectives.md."""
 
-    steps: int = Field(default=20, ge=1)
+    steps: int = Field(default=20, ge=1, le=100_000_000)
     """Of rollouts and update. Not of `midflight sft`, which goes by `sft.epochs`."""
-    queries_per_step: int = Field(default=8, ge=1)
+    queries_per_step: int = Field(default=8, ge=1, le=100_000)
     """Questions a step; each is one group of trajectories."""
-    group_size: int = Field(default=8, ge=2)
+    group_size: int = Field(default=8, ge=2, le=10_000)
     """Trajectories a query; 1 has no advantage."""
-    rollout_seconds: float | None = Field(default=None, gt=0)
+    rollout_seconds: float | None = Field(default=None, gt=0, le=MOST_SECONDS)
     """Of one step: trajectories that still run then are cancelled, left out of their groups and counted as
     `stragglers`, and the step goes on with the others. Null waits for all, each within `agent.max_seconds`."""
-    learning_rate: float = Field(default=1e-6, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0, le=1e6)
     """Of AdamW, after the warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=100_000_000)
     """Steps over which the rate rises linearly."""
     final_rate: float = Field(default=1.0, ge=0, le=1)
     """The rate falls linearly to this share of itself at the last step."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6)
     """Of AdamW: what the rate times this takes off each weight, an optimizer step."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Of AdamW's two moments."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0, le=1e12)
     """A gradient with a larger norm is scaled down to it."""
     advantage: Literal["flow_grpo", "dr_grpo", "rloo", "reinforce_pp", "gigpo", "turn_normalised"] = "flow_grpo"
     """See `training/advantages.py`. `turn_normalised` is the released code's fault, kept for the ablation only."""
@@ -266,51 +266,51 @@ class TrainingConfig(Section):
     overlong: Literal["keep", "mask", "penalise"] = "keep"
     """Of a trajectory with a turn cut off by `max_tokens`, or out of context: its reward counts and it trains (`keep`),
     it counts and does not train (`mask`), or it trains with `overlong_penalty` taken off (`penalise`)."""
-    overlong_penalty: float = Field(default=1.0, gt=0)
+    overlong_penalty: float = Field(default=1.0, gt=0, le=1e6)
     """Used by `overlong: penalise`."""
     loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
     """See `training/losses.py`. With one optimizer step a batch (`epochs` and `mini_batches` 1) all have one gradient."""
     weighting: Literal["trajectory", "turn", "token"] = "trajectory"
     """What counts alike: trajectories, then the turns of each, then the tokens of each (Flow-GRPO); or all turns, then
     the tokens of each; or all tokens."""
-    clip_epsilon: float = Field(default=0.2, gt=0)
+    clip_epsilon: float = Field(default=0.2, gt=0, le=1e12)
     """Ratios below 1 - this are clipped."""
-    clip_epsilon_high: float | None = Field(default=None, gt=0)
+    clip_epsilon_high: float | None = Field(default=None, gt=0, le=1e12)
     """Ratios above 1 + this are clipped; null: `clip_epsilon`."""
-    dual_clip: float | None = Field(default=None, gt=1)
+    dual_clip: float | None = Field(default=None, gt=1, le=1e12)
     """With a negative advantage A a token's term is at least this times A; null: unbounded."""
-    kl_beta: float = Field(default=0.001, ge=0)
+    kl_beta: float = Field(default=0.001, ge=0, le=1e6)
     """Weight of KL(policy || reference)."""
     kl_estimate: Literal["k1", "k2", "k3"] = "k3"
     """Which estimator of the KL from drawn tokens (Schulman, Approximating KL divergence)."""
     kl_in: Literal["loss", "reward"] = "loss"
     """`reward` takes kl_beta times the sum of the estimate over a turn's trained tokens off, as a turn reward."""
-    entropy_beta: float = Field(default=0.0, ge=0)
+    entropy_beta: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of the mean entropy bonus on trained tokens."""
-    importance_cap: float | None = Field(default=None, ge=1)
+    importance_cap: float | None = Field(default=None, ge=1, le=1e12)
     """Weigh each token by what the trainer's probability is to the sampler's, at most this; null: they are the same."""
-    epochs: int = Field(default=1, ge=1)
+    epochs: int = Field(default=1, ge=1, le=1_000_000)
     """Passes over one batch; the behaviour log-probs stay."""
-    mini_batches: int = Field(default=1, ge=1)
+    mini_batches: int = Field(default=1, ge=1, le=100_000_000)
     """Optimizer steps a pass, each on a share of the trajectories."""
     refill_factor: float = Field(default=1.0, ge=1.0, le=100.0)
     """Dynamic sampling: draw more queries while groups lack signal, up to this many times `queries_per_step`."""
-    pack_tokens: int = Field(default=2048, ge=64)
+    pack_tokens: int = Field(default=2048, ge=64, le=1_000_000_000)
     """Most new tokens in one forward of the update."""
     attention: Literal["sdpa", "flex"] = "sdpa"
     """How the update computes attention over its tree of tokens. `flex` skips what the mask hides; it needs CUDA."""
-    max_drift: float = Field(default=1e-4, gt=0)
+    max_drift: float = Field(default=1e-4, gt=0, le=1e12)
     """Largest |sampler - trainer| log-prob of a token that trains."""
     max_drift_share: float = Field(default=0.0, ge=0, lt=1)
     """0: one token over `max_drift` stops the run. Else so many of a step's tokens may drift further, at most ten times
     as far: they are left out of the update, counted and told."""
     curriculum: CurriculumConfig | None = None
     """null draws all kinds alike."""
-    save_every: int = Field(default=5, ge=1)
+    save_every: int = Field(default=5, ge=1, le=1_000_000_000)
     """Steps between checkpoints; the last step has one too."""
-    keep_last: int = Field(default=2, ge=1)
+    keep_last: int = Field(default=2, ge=1, le=1_000_000_000)
     """Newest checkpoints that are kept."""
-    keep_best: int = Field(default=1, ge=0)
+    keep_best: int = Field(default=1, ge=0, le=1_000_000_000)
     """Checkpoints kept beside them for the best mean of the kinds' success rates in training."""
 
     @property
@@ -323,20 +323,20 @@ class SftConfig(Section):
     """Used by `midflight sft` alone, which takes from `training` the optimizer's keys, `weighting`, `kl_beta`,
     `kl_estimate`, `entropy_beta`, `pack_tokens`, `max_drift` (of the sync) and the checkpoints'."""
 
-    epochs: int = Field(default=2, ge=1)
+    epochs: int = Field(default=2, ge=1, le=1_000_000)
     """Passes over the demonstrations."""
-    batch_size: int = Field(default=16, ge=1)
+    batch_size: int = Field(default=16, ge=1, le=100_000_000)
     """Demonstrations an optimizer step."""
 
 
 class EvaluationConfig(Section):
     """How `eval_tasks` are asked."""
 
-    trials: int = Field(default=1, ge=1)
+    trials: int = Field(default=1, ge=1, le=10_000)
     """Passes over the questions; more than one needs eval_temperature > 0."""
-    concurrency: int = Field(default=64, ge=1)
+    concurrency: int = Field(default=64, ge=1, le=1_000_000)
     """Trajectories at a time; no more than `model.max_batch` of them are decoded together."""
-    bootstrap: int = Field(default=2000, ge=100)
+    bootstrap: int = Field(default=2000, ge=100, le=10_000_000)
     """Resamples of the interval."""
 
 
@@ -345,7 +345,7 @@ class Recipe(Section):
 
     name: str
     """What the report and the run folder are called."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Of all that is drawn in training: questions, tokens, the adapter's first weights."""
     model: ModelConfig = ModelConfig()
     engines: dict[str, EngineConfig] = {}

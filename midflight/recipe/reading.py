@@ -22,6 +22,7 @@ from midflight.recipe.config import IdleKey, Recipe, RecipeError
 from midflight.recipe.own import check_kept_tools
 from midflight.recipe.rules import check, is_task_file
 from midflight.recipe.validating import show, validate
+from midflight.rendering import plain
 from midflight.store.folder import RunFolder
 from midflight.store.seals import newest_whole
 from midflight.tools import BUILTIN
@@ -68,7 +69,7 @@ def load_recipe(path: str, overrides: Sequence[str] = (), *, tasks: bool = True,
             if not overrides or _is_given(idle.key, overrides) or _is_idle(idle.key, data, checked):
                 raise
             _drop(changed, idle.key)
-            print(f"{idle.why}; left out", file=sys.stderr)
+            print(f"{plain(idle.why, 1000)}; left out", file=sys.stderr)
 
 
 def _is_given(key: str, overrides: Sequence[str]) -> bool:
@@ -144,7 +145,19 @@ def find(path: str) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key given twice is an error and `1e-5` is a number, as people mean it."""
+    """YAML in which a key given twice is an error and `1e-5` is a number, as people mean it.
+
+    An alias stands for a plain value: a section in two places would be changed in both by an override of one, and lists
+    of lists by alias grow without bound.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            if isinstance(self.anchors.get(event.anchor), yaml.CollectionNode):
+                line = event.start_mark.line + 1
+                raise RecipeError(f"line {line}: *{event.anchor} repeats a section or a list; write it out there")
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(

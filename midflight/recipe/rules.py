@@ -319,6 +319,8 @@ def _check_tasks(recipe: Recipe, training: bool) -> None:
 def _check_source(name: str, source: TaskSource) -> tuple[str, ...]:
     """The kinds that a source can draw."""
     family = source.family
+    if source.kinds == ():
+        raise RecipeError(f"{name}.kinds = []: leaves no question; name a kind, or set {name}.kinds=null for all")
     if not is_task_file(family):
         if family not in FAMILIES:
             hint = did_you_mean(family, FAMILIES)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from midflight.errors import UserError, did_you_mean
 from midflight.recipe.config import IdleKey, Recipe, RecipeError
+from midflight.recipe.validating import show
 from midflight.sandbox.options import SandboxOptions
 from midflight.tools import BUILTIN, ToolOptions, read_options
 from midflight.tools.mcp import McpServer
@@ -26,7 +27,7 @@ def check_tools(recipe: Recipe, given: Collection[str], known: Collection[str]) 
         RecipeError: the first thing that is wrong.
     """
     names = list(recipe.agent.tools)
-    key = f"agent.tools = [{', '.join(names)}]"
+    key = f"agent.tools = {show(names)}"
     for place, name in enumerate(names):
         if name == "finish":
             raise RecipeError(f"{key}: finish is always there; remove it")

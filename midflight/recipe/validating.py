@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import types
 import typing
 from collections.abc import Mapping
@@ -84,8 +83,6 @@ def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
             )
         if isinstance(value, bool) and bool not in kinds and {int, float} & set(kinds):
             raise RecipeError(f"{path} = {show(value)}: must be a number")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RecipeError(f"{path} = {show(value)}: must be a finite number")
 
 
 def named_section(annotation: Any) -> type[BaseModel] | None:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from midflight.sandbox.base import MOST_OUTPUT, Limits
-from midflight.section import Section
+from midflight.section import MOST_SECONDS, Section
 
 PACKAGES = ("numpy", "sympy", "matplotlib", "pytest")
 """What programs may import beside the standard library, unless a recipe says otherwise."""
@@ -20,21 +20,21 @@ class SandboxOptions(Section):
     """auto: the first that works; bubblewrap; wasi; or none, which takes `unsafe_no_sandbox` too."""
     unsafe_no_sandbox: bool = False
     """Run code that a model wrote as the agent's user, with all its files, keys and network."""
-    wall_seconds: float = Field(default=10.0, gt=0)
+    wall_seconds: float = Field(default=10.0, gt=0, le=MOST_SECONDS)
     """Of one call, and never more than the tool's time limit."""
-    cpu_seconds: float = Field(default=10.0, gt=0)
+    cpu_seconds: float = Field(default=10.0, gt=0, le=MOST_SECONDS)
     """Of one call, all its processes together."""
-    memory_mb: int = Field(default=512, ge=1)
+    memory_mb: int = Field(default=512, ge=1, le=1_000_000_000)
     """Of one call, beyond what the warm interpreter holds."""
-    processes: int = Field(default=32, ge=1)
+    processes: int = Field(default=32, ge=1, le=1_000_000)
     """Processes and threads of one call; wasi has none."""
-    file_mb: int = Field(default=32, ge=1)
+    file_mb: int = Field(default=32, ge=1, le=1_000_000_000)
     """Of one file."""
     output_kb: int = Field(default=1024, ge=1, le=MOST_OUTPUT // 2**10)
     """Of standard output, and of standard error, of one call."""
-    disk_mb: int = Field(default=64, ge=1)
+    disk_mb: int = Field(default=64, ge=1, le=1_000_000_000)
     """Of all files of a trajectory; bubblewrap has them in memory."""
-    running: int | None = Field(default=None, ge=1)
+    running: int | None = Field(default=None, ge=1, le=1_000_000)
     """Calls that run at a time; null: the number of cores."""
     packages: tuple[str, ...] = PACKAGES
     """Distributions that programs may import, with what they require, as far as they are installed beside Midflight;

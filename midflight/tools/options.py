@@ -21,6 +21,7 @@ from midflight.errors import UserError
 from midflight.paths import cache_folder
 from midflight.sandbox.base import Sandbox
 from midflight.sandbox.workspace import StartFiles
+from midflight.section import MOST_SECONDS
 
 SERVICE_KEYS = ("TAVILY_API_KEY", "SERPER_API_KEY", "BRAVE_API_KEY")
 """The environment variables that built-in tools read keys from."""
@@ -37,17 +38,17 @@ class ToolOptions(BaseModel):
     paths: ClassVar[tuple[str, ...]] = ()
     """Options that are paths: in a recipe they are relative to its file."""
 
-    seconds: float | None = Field(default=None, gt=0)
+    seconds: float | None = Field(default=None, gt=0, le=MOST_SECONDS)
     """Time limit of a call; null: `agent.tool_seconds`."""
-    max_calls: int | None = Field(default=None, ge=1)
+    max_calls: int | None = Field(default=None, ge=1, le=100_000)
     """Calls in one trajectory; one more is refused with `call_limit`. Null: `agent.max_calls` alone bounds them."""
-    result_characters: int | None = Field(default=None, ge=200)
+    result_characters: int | None = Field(default=None, ge=200, le=1_000_000_000)
     """A longer result keeps its head and its tail; the store has the whole. Null: never cut."""
     retries: int = Field(default=0, ge=0, le=10)
     """Further attempts after a transient failure (`TransientError`), within the time limit."""
-    cache_hours: float | None = Field(default=None, gt=0)
+    cache_hours: float | None = Field(default=None, gt=0, le=1e6)
     """A call with the same arguments and options is answered from disk for so long. Null: never."""
-    calls_per_minute: float | None = Field(default=None, gt=0)
+    calls_per_minute: float | None = Field(default=None, gt=0, le=1e12)
     """Over all trajectories of a run; a call waits for its turn, and so does each retry. Null: no limit."""
 
     @property

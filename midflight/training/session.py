@@ -161,6 +161,8 @@ class Session(ABC):
                 seed=derive(recipe.seed, "adapter"),
             )
             bar.advance()
+        if self.server is not None:  # its answers train: an id without an embedding ends the update
+            self.server.vocabulary = int(own.model.config.vocab_size)
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(),
             lr=self.settings.learning_rate,

@@ -23,8 +23,11 @@ from midflight.engines.base import (
     PromptTooLong,
     Sampling,
 )
+from midflight.engines.config import EngineConfig
 from midflight.engines.http import Ledger, Prices, Usage
+from midflight.engines.remote import remote_engine
 from midflight.engines.served import GUIDANCE
+from midflight.errors import UserError
 from tests.engines.serving import ok, remote, served
 from tests.training.tiny import make_byte_model
 
@@ -272,6 +275,56 @@ def test_an_answer_that_does_not_add_up_is_none(
                 "frequency_penalty": 0.0,
             }
             assert (drawn.ids, drawn.logprobs, drawn.finish_reason) == ((98, 99), (-0.5, -1.0), FinishReason.LENGTH)
+
+    asyncio.run(all_of_it())
+
+
+def test_a_tokenizer_without_a_fit_chat_template_is_for_completions(model: Path, tmp_path: Path) -> None:
+    from midflight.engines.vllm import load_tokenizer
+
+    def made(api: str, tokenizer: Path) -> Any:
+        settings = {"provider": "vllm", "model": "m", "base_url": "http://127.0.0.1:1", "tokenizer": str(tokenizer)}
+        return remote_engine("sampler", EngineConfig.model_validate({**settings, "api": api}), Ledger())[0]
+
+    with pytest.raises(UserError) as caught:
+        made("chat", model)
+    assert str(caught.value) == (
+        "engines.sampler.api = chat: the model's tokenizer has no chat template; set engines.sampler.api=completions"
+    )
+    assert made("completions", model).endpoint.api == "completions"
+    tokenizer = load_tokenizer(str(model), "sampler")
+    users = "{% for one in messages if one.role == 'user' %}{{ one.content }}{% endfor %}"
+    for template, fault in (
+        (users, "the model's chat template drops the message with role 'system'"),
+        ("{{ raise_exception('no') }}", "the model's chat template takes no system and user (no)"),
+        ("{% for one in messages %}{{ one.content }}{% endfor %}", None),
+    ):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path)
+        if fault is None:
+            assert made("chat", tmp_path).endpoint.api == "chat"
+            continue
+        with pytest.raises(UserError) as caught:
+            made("chat", tmp_path)
+        assert str(caught.value) == f"engines.sampler.api = chat: {fault}; set engines.sampler.api=completions"
+
+
+@pytest.mark.parametrize("vocabulary", [100, None])
+def test_a_token_outside_of_the_vocabulary_is_no_answer(model: Path, vocabulary: int | None) -> None:
+    """Known to whoever trains; else there is a bound that no vocabulary reaches."""
+
+    async def all_of_it() -> None:
+        request = GenerateRequest(MESSAGES, Sampling(max_tokens=3))
+        least = vocabulary or 2**24
+        answers = [{"model": "tiny", "choices": [{**GOOD, "token_ids": [least - less, 99]}]} for less in (0, 1)]
+        async with served(*map(ok, answers)) as double:
+            engine = remote(double.base_url, model)
+            if vocabulary is not None:
+                engine.vocabulary = vocabulary
+            view = engine.for_module("planner")
+            with pytest.raises(EngineGaveUp, match="the answer has a token id outside the model's vocabulary"):
+                await view.generate(request)
+            assert (await view.generate(request)).ids == (least - 1, 99)
 
     asyncio.run(all_of_it())
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from midflight.errors import UserError
 from midflight.recipe import Recipe, RecipeError, load_recipe, resolved
-from midflight.recipe.reading import read_yaml, shipped
+from midflight.recipe.reading import _parse, read_yaml, shipped
 from midflight.recipe.rules import check
-from midflight.recipe.validating import COMMON_NAMES, key_paths, validate
+from midflight.recipe.validating import COMMON_NAMES, key_paths, show, validate
+from midflight.tools import BUILTIN, ToolOptions
+from midflight.tools.mcp import McpServer
 
 MINIMAL = """\
 name: small
@@ -185,6 +190,57 @@ def test_an_override_that_is_wrong(small: Path, override: str, message: str) -> 
     assert refused(small, override) == message
 
 
+def numbers(kind: type[float], model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
+    """The path of every key that is a number of this kind."""
+    found = []
+    for name, field in model.model_fields.items():
+        parts = (field.annotation, *get_args(field.annotation))
+        below = f"{prefix}{name}." + ("NAME." if get_origin(field.annotation) is dict else "")
+        for section in parts:
+            if isinstance(section, type) and issubclass(section, BaseModel):
+                found += numbers(kind, section, below)
+        if kind in parts:
+            found.append(prefix + name)
+    return found
+
+
+@pytest.mark.parametrize("value", ["inf", "Infinity", "-inf", "nan", "'nan'", ".inf", ".nan", "1e400", "'1e400'"])
+@pytest.mark.parametrize("key", numbers(float))
+def test_no_number_is_infinite_or_none(small: Path, key: str, value: str) -> None:
+    """`inf` is a text to YAML, which pydantic reads as a number."""
+    key = key.replace("NAME", "some")
+    others = ["engines.some={provider: openai, model: m}"] if key.startswith("engines") else []
+    shown = show(_parse(value))
+    if key == "training.betas":
+        assert refused(small, f"{key}=[0.9, {value}]") == f"{key}.1 = {shown}: must be a finite number"
+    else:
+        assert refused(small, *others, f"{key}={value}") == f"{key} = {shown}: must be a finite number"
+
+
+@pytest.mark.parametrize("value", ["1" + "0" * 30, "1" + "0" * 400])
+@pytest.mark.parametrize("key", sorted({*numbers(int), *numbers(float)} - {"training.betas", "eval_tasks.seed"}))
+def test_every_number_has_an_upper_bound(small: Path, key: str, value: str) -> None:
+    key = key.replace("NAME", "some")
+    others = ["engines.some={provider: openai, model: m}"] if key.startswith("engines") else []
+    assert re.fullmatch(
+        rf"{key} = 10*(\.\.\.)?: must be (less than( or equal to)? [\d.+e]+|a valid number)",
+        refused(small, *others, f"{key}={value}"),
+    )
+
+
+@pytest.mark.parametrize("model", [*(builtin.options_model for builtin in BUILTIN.values()), McpServer])
+def test_every_number_of_a_tool_has_an_upper_bound(model: type[ToolOptions]) -> None:
+    for name in {*numbers(int, model), *numbers(float, model)}:
+        with pytest.raises(ValidationError) as caught:
+            model.model_validate({name: 10**30})
+        assert ((name,), "less_than_equal") in [(error["loc"], error["type"]) for error in caught.value.errors()]
+
+
+def test_a_seed_is_one_that_numpy_and_the_store_take(small: Path) -> None:
+    assert load_recipe(str(small), ["seed=9223372036854775807"]).seed == 2**63 - 1
+    assert refused(small, "seed=-1") == "seed = -1: must be greater than or equal to 0"
+
+
 def test_every_common_name_stands_for_a_key_and_is_none_itself() -> None:
     paths = set(key_paths(Recipe, ""))
     assert set(COMMON_NAMES.values()) <= paths
@@ -223,6 +279,20 @@ def test_broken_yaml_names_the_line(small: Path) -> None:
     assert refused(small) == f"recipe {small}, line 3: key name is given twice (first on line 1)"
     small.write_text("- a\n")
     assert refused(small) == f"recipe {small}: must be key: value pairs, but holds list"
+
+
+def test_an_alias_stands_for_a_plain_value(tmp_path: Path, small: Path) -> None:
+    small.write_text(MINIMAL + "sft: {epochs: &often 3}\nevaluation: {trials: 1, concurrency: *often}\n")
+    assert load_recipe(str(small)).evaluation.concurrency == 3
+    lists = ", ".join(f"&b{level} [{', '.join([f'*b{level - 1}'] * 9)}]" for level in range(1, 9))
+    bomb = MINIMAL + f"  tool_options: {{calculator: {{x: [&b0 [x], {lists}]}}}}\n"
+    section = MINIMAL.replace("executor: {", "executor: &one {").replace("verifier: {kind: rule}", "verifier: *one")
+    within = MINIMAL + "training: &t\n  sft: *t\n"
+    for text, place in ((section, "line 4: *one"), (within, "line 8: *t"), (bomb, "line 7: *b0")):
+        small.write_text(text)
+        assert refused("small.yaml") == f"recipe small.yaml, {place} repeats a section or a list; write it out there"
+    small.write_text(MINIMAL)
+    assert "*a repeats a section or a list" in refused(small, "agent.tools=[&a [x], *a]")
 
 
 def test_numbers_may_be_written_as_people_do(tmp_path: Path) -> None:

@@ -121,6 +121,16 @@ def test_what_an_override_makes_idle_is_left_out_and_said(
     assert capsys.readouterr().err.splitlines() == [f"{line}; left out" for line in left_out]
 
 
+def test_a_terminal_has_nothing_to_act_on_in_what_is_left_out(full: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(full).write_text(
+        FULL.replace("provider: openai", 'provider: vllm, tokenizer: "\\e[31mx"').replace(
+            ", structured: json_schema", ""
+        )
+    )
+    load_recipe(full, ["engines.judge.provider=openai"], training=False)
+    assert capsys.readouterr().err == "engines.judge.tokenizer = ?[31mx: does nothing with provider openai; left out\n"
+
+
 @pytest.mark.parametrize(
     "given", ["model.context_length=4096", "model={context_length: 4096}", "model.context_length = 4096"]
 )

@@ -81,6 +81,13 @@ def test_an_unknown_tool_lists_the_valid_ones(small: Path, monkeypatch: pytest.M
     )
 
 
+def test_a_long_list_of_tools_is_cut(small: Path) -> None:
+    names = ", ".join(["calculator"] * 10_000)
+    assert refused(small, f"agent.tools=[{names}]") == (
+        f"agent.tools = {f'[{names}]'[:77]}...: calculator is listed twice; remove one"
+    )
+
+
 def test_tools_given_as_objects_are_known(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("midflight.recipe.rules.builtin_tools", lambda: ["calculator"])
     data = resolved(load_recipe(str(small)))
@@ -188,6 +195,14 @@ def test_an_unknown_kind_of_a_family(small: Path) -> None:
     assert refused(small, "train_tasks.kinds=[capitol]").startswith(
         "train_tasks.kinds = capitol: unknown kind of atlas; did you mean capital? kinds: capital, population, area, "
     )
+
+
+@pytest.mark.parametrize("name", ["train_tasks", "eval_tasks"])
+def test_no_kinds_are_no_questions(small: Path, tmp_path: Path, name: str) -> None:
+    line = f"{name}.kinds = []: leaves no question; name a kind, or set {name}.kinds=null for all"
+    (tmp_path / "t.jsonl").write_text('{"id": "1", "question": "?", "answer": "x", "checker": "exact"}\n')
+    for family in ("atlas", "t.jsonl"):
+        assert refused(small, f"{name}.family={family}", f"{name}.kinds=[]", "eval_tasks.count=5") == line
 
 
 def test_analyst_settings_without_query_analysis_are_refused() -> None:

@@ -139,7 +139,7 @@ def test_tools_given_as_objects_take_limits(recipe: str) -> None:
         ("agent.tools=[':x']", "agent.tools: :x: write package.module:attribute or file.py:attribute"),
         (
             "agent.tools=[capital, 'midflight.tools.facts.countries:capital']",
-            "agent.tools = [capital, midflight.tools.facts.countries:capital]: two of them have one name; rename one",
+            "agent.tools = [capital, 'midflight.tools.facts.countries:capital']: two of them have one name; rename one",
         ),
     ],
 )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,26 @@ def test_steps_on_a_server_are_the_steps_in_one_process(server: str, model: Path
         assert other["usage"]["requests"] == other["trajectories"] == 32 and "usage" not in one
         assert other["usage"]["completion_tokens"] == other["generated_tokens"]
     assert [file.name for file in RunFolder(tmp_path / "there").adapters.iterdir()] == ["v3"]
+
+
+def test_a_token_without_an_embedding_does_not_train(
+    server: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trajectory with one is an infrastructure failure, and the update takes the others."""
+    import midflight.engines.vllm as vllm
+
+    draw, answers = vllm._drawn, iter(range(10**6))
+
+    def drawn(choice: Any) -> Any:
+        ids, logprobs = draw(choice)
+        return (49152, *ids[1:]) if next(answers) % 4 == 3 else ids, logprobs  # the model has ids up to 49151
+
+    monkeypatch.setattr(vllm, "_drawn", drawn)
+    (record,) = run(recipe(model, *on_server(server, model), steps=1), tmp_path / "run")
+    assert record["trajectories"] == 32 and record["stop_reasons"]["infrastructure"] == 8
+    with Store(RunFolder(tmp_path / "run").store) as store:
+        errors = [one.trajectory.error for one in store.trajectories(store.runs()[-1].id)]
+    assert sum("a token id outside the model's vocabulary" in error for error in errors) == 8
 
 
 def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on(server: str, model: Path, tmp_path: Path) -> None:

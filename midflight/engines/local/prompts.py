@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jinja2 import TemplateError
+
 from midflight.engines.base import Message
 
 _SENTINEL = "\ue000{}\ue001"
@@ -35,7 +37,11 @@ class PromptEncoder:
         return ids
 
     def encode(self, messages: tuple[Message, ...]) -> list[list[int]]:
-        """Segments of ids in order: the template's own text, and each part; empty segments are left out."""
+        """Segments of ids in order: the template's own text, and each part; empty segments are left out.
+
+        Raises:
+            ValueError: the chat template takes no messages of these roles.
+        """
         frames = self._frame(tuple(message.role for message in messages))
         segments: list[list[int]] = []
         for frame, message in zip(frames, messages, strict=False):
@@ -49,7 +55,10 @@ class PromptEncoder:
         if roles not in self._frames:
             if self._chat:
                 chat = [{"role": role, "content": _SENTINEL.format(i)} for i, role in enumerate(roles)]
-                text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+                try:
+                    text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+                except TemplateError as error:
+                    raise ValueError(f"the model's chat template takes no {' and '.join(roles)} ({error})") from None
             else:
                 text = "\n".join(_SENTINEL.format(i) for i in range(len(roles)))
             pieces = []

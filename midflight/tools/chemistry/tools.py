@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from midflight.section import MOST_SECONDS
 from midflight.tools.base import Tool
 from midflight.tools.chemistry.molecules import MEASURED_LOGP, logp, nearest, properties
 from midflight.tools.function import tool
@@ -38,7 +39,7 @@ class CompareOptions(ToolOptions):
     molecules."""
     count: int = Field(default=5, ge=1, le=100)
     """Molecules that are shown."""
-    seconds: float | None = Field(default=60.0, gt=0)
+    seconds: float | None = Field(default=60.0, gt=0, le=MOST_SECONDS)
 
     @property
     def known(self) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from midflight.section import MOST_SECONDS
 from midflight.tools.base import Tool
 from midflight.tools.data import vectors
 from midflight.tools.data.index import documents, index_name, search
@@ -25,9 +26,9 @@ class CorpusOptions(RetrievalOptions):
     """With the documents, in folders below it as well: `.txt`, `.md`, `.rst`, `.html`, `.htm`, `.pdf`."""
     passages: int = Field(default=5, ge=1, le=50)
     """Passages of about 600 characters that a search gives."""
-    seconds: float | None = Field(default=600.0, gt=0)
+    seconds: float | None = Field(default=600.0, gt=0, le=MOST_SECONDS)
     """Time limit of a call; the first one indexes all, later ones what has changed."""
-    result_characters: int | None = Field(default=8000, ge=200)
+    result_characters: int | None = Field(default=8000, ge=200, le=1_000_000_000)
 
     def missing(self) -> str:
         if not Path(self.folder).is_dir():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field
 
 from midflight.errors import UserError
+from midflight.section import MOST_SECONDS
 from midflight.tools.base import Tool, ToolError, one_line
 from midflight.tools.data.sqlite import SETTINGS, opened, path_of, quoted
 from midflight.tools.function import tool
@@ -48,10 +49,10 @@ class SqlOptions(ToolOptions):
     files: tuple[str, ...] = Field(min_length=1)
     """CSV (`.csv`, `.tsv`), Parquet and SQLite (`.sqlite`, `.sqlite3`, `.db`) files. The first two are tables of the
     file's name; each table of the third has its own. Nothing in them is changed, nothing is made beside them."""
-    rows: int = Field(default=50, ge=1)
+    rows: int = Field(default=50, ge=1, le=1_000_000)
     """Most rows of a result; how many there are is said."""
-    seconds: float | None = Field(default=30.0, gt=0)
-    result_characters: int | None = Field(default=8000, ge=200)
+    seconds: float | None = Field(default=30.0, gt=0, le=MOST_SECONDS)
+    result_characters: int | None = Field(default=8000, ge=200, le=1_000_000_000)
 
     def missing(self) -> str:
         for file in self.files:

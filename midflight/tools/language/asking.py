@@ -21,6 +21,7 @@ from midflight.engines.base import (
     Sampling,
 )
 from midflight.errors import GivenUp
+from midflight.section import MOST_SECONDS
 from midflight.tools.base import InfrastructureError, ToolError
 from midflight.tools.options import ToolOptions
 
@@ -31,9 +32,9 @@ class EngineOptions(ToolOptions):
     engine: str | None = None
     """Name of the language model that it asks; null: that of the generator, else the verifier, else the executor, else
     the analyst, whichever is a language model, else the planner's as it was before training."""
-    max_tokens: int = Field(default=512, ge=1)
+    max_tokens: int = Field(default=512, ge=1, le=100_000_000)
     """Most new tokens of an answer."""
-    seconds: float | None = Field(default=120.0, gt=0)
+    seconds: float | None = Field(default=120.0, gt=0, le=MOST_SECONDS)
 
     @property
     def engines(self) -> frozenset[str | None]:

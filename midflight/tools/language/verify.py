@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from midflight.section import MOST_SECONDS
 from midflight.tools.base import Tool, ToolError, one_line
 from midflight.tools.function import tool
 from midflight.tools.language.asking import EngineOptions, ask, fenced
@@ -31,11 +32,11 @@ _VERDICT = re.compile(r"(?:(supported|contradicted) ([0-9]{1,9})|(not found))\.?
 
 
 class VerifyClaimOptions(EngineOptions, WebOptions, RetrievalOptions):
-    max_tokens: int = Field(default=32, ge=1)
+    max_tokens: int = Field(default=32, ge=1, le=100_000_000)
     """Most new tokens of a verdict."""
     passages: int = Field(default=6, ge=1, le=50)
     """Passages of a longer source that the model is shown: those that match the claim best."""
-    seconds: float | None = Field(default=120.0, gt=0)
+    seconds: float | None = Field(default=120.0, gt=0, le=MOST_SECONDS)
     retries: int = Field(default=2, ge=0, le=10)
 
 

@@ -29,6 +29,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from midflight.errors import UserError
 from midflight.redacting import is_secret, redact
+from midflight.section import MOST_SECONDS
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolResult, TransientError, one_line
 from midflight.tools.mcp.faults import BrokenMessage, ErrorOutput, is_broken_message, reason
 from midflight.tools.mcp.processes import MARK, end_marked
@@ -64,9 +65,9 @@ class McpServer(ToolOptions):
     """HTTP headers, each by the name of the environment variable that holds its value."""
     tools: tuple[str, ...] | None = None
     """Only these; null: all that the server has."""
-    start_seconds: float = Field(default=30.0, gt=0)
+    start_seconds: float = Field(default=30.0, gt=0, le=MOST_SECONDS)
     """Time limit of starting the server and listing its tools."""
-    result_characters: int | None = Field(default=20_000, ge=200)
+    result_characters: int | None = Field(default=20_000, ge=200, le=1_000_000_000)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

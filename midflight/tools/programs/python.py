@@ -37,7 +37,7 @@ class PythonOptions(WorkspaceOptions):
     """It is given a task, and a language model writes the program; else it is given the program."""
     engine: str | None = None
     """Name of the language model that writes; null: as for the tool `generalist`. Used by `from_task`."""
-    max_tokens: int = Field(default=1024, ge=1)
+    max_tokens: int = Field(default=1024, ge=1, le=100_000_000)
     """Most new tokens of a program. Used by `from_task`."""
     keep_state: bool = False
     """One interpreter for all calls of a trajectory, so variables stay."""

@@ -23,6 +23,7 @@ from pydantic import Field
 
 from midflight import __version__
 from midflight.redacting import redact
+from midflight.section import MOST_SECONDS
 from midflight.tools.base import InfrastructureError, ToolError, TransientError, one_line
 from midflight.tools.options import ToolOptions
 from midflight.tools.web.addresses import Refused, Resolve, checked_addresses, system_resolve
@@ -36,15 +37,15 @@ _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 class WebOptions(ToolOptions):
     """Of every tool that speaks to the network."""
 
-    seconds: float | None = Field(default=30.0, gt=0)
+    seconds: float | None = Field(default=30.0, gt=0, le=MOST_SECONDS)
     """Time limit of a call, retries included."""
     retries: int = Field(default=2, ge=0, le=10)
     """Further attempts after a lost connection, a time-out, 408, 425, 429 or 5xx; Retry-After is obeyed."""
-    result_characters: int | None = Field(default=20_000, ge=200)
+    result_characters: int | None = Field(default=20_000, ge=200, le=1_000_000_000)
     """A longer result keeps its head and its tail."""
-    request_seconds: float = Field(default=10.0, gt=0)
+    request_seconds: float = Field(default=10.0, gt=0, le=MOST_SECONDS)
     """Time limit of one request with its redirects."""
-    max_bytes: int = Field(default=5_000_000, ge=1)
+    max_bytes: int = Field(default=5_000_000, ge=1, le=1_000_000_000)
     """Of a body, unpacked; a larger one is refused."""
     unsafe_allow_loopback: bool = False
     """For tests alone: servers on this machine can be reached, by the agent's web tools and so by what it reads."""

@@ -30,7 +30,7 @@ class LiteratureOptions(WebOptions):
     """Where to search, all at once."""
     results: int = Field(default=3, ge=1, le=25)
     """Most papers of each source."""
-    calls_per_minute: float | None = Field(default=20.0, gt=0)
+    calls_per_minute: float | None = Field(default=20.0, gt=0, le=1e12)
     """arXiv asks for three seconds between requests."""
     europepmc_url: str = "https://www.ebi.ac.uk/europepmc/webservices/rest/search"
     """Of Europe PMC."""

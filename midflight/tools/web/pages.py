@@ -18,7 +18,7 @@ from midflight.tools.worker import run_in_worker
 class ReadUrlOptions(WebOptions, RetrievalOptions):
     passages: int = Field(default=6, ge=1, le=50)
     """Passages of about 600 characters that match a question."""
-    whole_characters: int = Field(default=4000, ge=200)
+    whole_characters: int = Field(default=4000, ge=200, le=1_000_000_000)
     """A text that is not longer is given whole, question or not."""
 
 
