@@ -129,7 +129,9 @@ def trajectory_row(trajectory: Trajectory) -> Row:
 
 
 def generation_from_row(row: sqlite3.Row, grammars: Mapping[str, str], sets: bytes | None = None) -> Generation:
-    sampling = decode_object(checked(row)["sampling"])
+    sampling, grammar = decode_object(checked(row)["sampling"]), row["grammar"]
+    if grammar not in (None, *grammars):
+        raise ValueError(f"grammar {grammar!r:.20} is missing")
     return Generation(
         text=decode_text(row["text"]),
         finish_reason=FinishReason(row["finish_reason"]),
@@ -140,7 +142,7 @@ def generation_from_row(row: sqlite3.Row, grammars: Mapping[str, str], sets: byt
         supports=() if sets is None else decode_id_sets(sets),
         weights_version=row["weights_version"],
         sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}),
-        grammar=None if row["grammar"] is None else grammars[row["grammar"]],
+        grammar=None if grammar is None else grammars[grammar],
     )
 
 
