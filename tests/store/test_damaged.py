@@ -68,7 +68,9 @@ def test_what_was_spent(content: str | bytes, tmp_path: Path) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("content", [b"\xff", b'{"x"', b"7", b"[" * 100_000], ids=["bytes", "half", "number", "deep"])
+@pytest.mark.parametrize(
+    "content", [b"\xff", b'{"x"', b"7", b'"ab"', b"[" * 100_000], ids=["bytes", "half", "number", "text", "deep"]
+)
 def test_what_is_read_back(name: str, read: Read, remedy: str, content: bytes, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.inputs.mkdir()
