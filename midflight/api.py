@@ -25,7 +25,7 @@ from midflight.tools.base import Tool
 
 if TYPE_CHECKING:
     from midflight.evaluation.credit import TrajectoryCredit
-    from midflight.training.session import TrainReport
+    from midflight.training.finished import TrainReport
 
 
 def recipe_for(

@@ -5,11 +5,16 @@ from __future__ import annotations
 import difflib
 import errno
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the system says when a disk, a quota or a size limit is full."""
+
+
+DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What comes of reading a file that may hold anything."""
 
 
 class UserError(ValueError):
@@ -17,6 +22,21 @@ class UserError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+@contextmanager
+def reading(file: Path, remedy: str) -> Iterator[None]:
+    """Around what reads a file of ours, and makes of it what it should hold.
+
+    Raises:
+        UserError: it holds something else; the line ends in `remedy`.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except DAMAGE as error:
+        raise UserError(f"{file}: cannot be read ({type(error).__name__}: {error}); {remedy}") from error
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from midflight.errors import UserError
+from midflight.errors import UserError, reading
 from midflight.recipe import Recipe
 from midflight.store.folder import RunFolder
 from midflight.store.seals import STATE, fault, newest_whole
@@ -91,7 +91,8 @@ def _base_of(folder: Path) -> str | None:
     """What a checkpoint or an adapter was trained from; None for a plain model."""
     for file, key in (("adapter_config.json", "base_model_name_or_path"), ("state.json", "base")):
         if (folder / file).is_file():
-            return str(json.loads((folder / file).read_text())[key])
+            with reading(folder / file, "repair it, or name another model"):
+                return str(json.loads((folder / file).read_text(encoding="utf-8"))[key])
     return None
 
 

@@ -21,7 +21,7 @@ from midflight.agent.types import Query, Trajectory, Turn
 from midflight.evaluation.intervals import bootstrap_mean, difference, wilson
 from midflight.evaluation.statistics import Estimate
 from midflight.seeds import derive
-from midflight.store.database import TrajectoryRecord
+from midflight.store.entries import TrajectoryRecord
 from midflight.tasks.base import Task
 from midflight.tools.base import ToolResult
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from textwrap import indent
 
 from midflight.agent.types import StopReason, Trajectory
+from midflight.errors import reading
 from midflight.evaluation.statistics import Estimate, EvaluationResult, Scored, counted_reward
 from midflight.evaluation.text import interval, percent, points, table
 from midflight.rendering import plain, render_turn
 from midflight.store.folder import RunFolder
 from midflight.tasks.base import Task
 
+AGAIN = "remove it: the report is then made again by --resume"
 RIGHT = 1.0
 """A reward of at least this is a right answer."""
 
@@ -192,13 +194,15 @@ def read_closing(folder: RunFolder) -> Closing | None:
     """The closing in `report.json`; None where a run has no report, or one of an earlier version."""
     if not folder.report_json.is_file():
         return None
-    closing = json.loads(folder.report_json.read_text(encoding="utf-8")).get("closing")
-    return None if closing is None else Closing(**closing)
+    with reading(folder.report_json, AGAIN):
+        closing = json.loads(folder.report_json.read_text(encoding="utf-8")).get("closing")
+        return None if closing is None else Closing(**closing)
 
 
 def read_report(folder: RunFolder) -> str:
     """The text of `report.txt`, its last lines with the place where the run is now."""
-    text = folder.report_text.read_text(encoding="utf-8")
+    with reading(folder.report_text, AGAIN):
+        text = folder.report_text.read_text(encoding="utf-8")
     closing = read_closing(folder)
     if closing is None:
         return text

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from midflight.agent.types import ErrorKind, StopReason, Trajectory, Turn
-from midflight.errors import UserError
+from midflight.errors import reading
 from midflight.evaluation.intervals import bootstrap_mean
 from midflight.tasks.base import Task
 from midflight.tools.base import FINISH
@@ -101,10 +101,8 @@ class EvaluationResult:
         Raises:
             UserError: the file holds something else.
         """
-        try:
+        with reading(Path(path), "remove it: it is then made again by --resume"):
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: not an evaluation ({error!r}); remove it to have it made again") from error
 
 
 def summarise(scored: Sequence[Scored], *, resamples: int = 2000, seed: int = 0) -> EvaluationResult:

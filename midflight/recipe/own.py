@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 
-from midflight.errors import UserError
+from midflight.errors import UserError, reading
 from midflight.recipe.config import HeldOutTasks, Recipe, RecipeError, TaskSource
 from midflight.store.folder import RunFolder
 from midflight.tasks.base import Task
@@ -40,7 +40,13 @@ def own_tools(recipe: Recipe, tools: Sequence[Tool] | None) -> list[str]:
 def kept_tools(folder: RunFolder) -> list[str]:
     """Names of the program's tools that a run was made with."""
     file = folder.own_tools
-    return [str(name) for name in json.loads(file.read_text(encoding="utf-8"))] if file.is_file() else []
+    if not file.is_file():
+        return []
+    with reading(file, "repair it: it lists the tools that the run's program gave"):
+        names = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(names, list):
+            raise ValueError("no list")
+        return [str(name) for name in names]
 
 
 def keep_tools(folder: RunFolder, names: Sequence[str]) -> None:
@@ -94,7 +100,7 @@ def keep_tasks(
         if not resume:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(to_jsonl(given), encoding="utf-8")
-        elif not file.is_file() or file.read_text(encoding="utf-8") != to_jsonl(given):
+        elif not file.is_file() or file.read_bytes() != to_jsonl(given).encode():
             raise UserError(
                 f"{name}: not those of the run in {folder.path}; a run keeps its questions: give the same ones, or "
                 "name another run_dir"

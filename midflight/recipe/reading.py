@@ -52,6 +52,8 @@ def load_recipe(path: str, overrides: Sequence[str] = (), *, tasks: bool = True,
     file = find(path)
     data = read_yaml(file)
     anchor_paths(data, file.resolve().parent)
+    if Path(path).is_dir():  # a run's, which nobody is writing: what is wrong in it is no slip of the command line
+        validated(data, file)
     changed = apply_overrides(data, overrides)
     if overrides:
         anchor_paths(changed, Path.cwd())
@@ -213,6 +215,18 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RecipeError(f"recipe {file}: must be key: value pairs, but holds {type(data).__name__}")
     return data
+
+
+def validated(data: Mapping[str, Any], file: Path) -> Recipe:
+    """The recipe that a file holds.
+
+    Raises:
+        RecipeError: a key or value is wrong; the line begins with the file.
+    """
+    try:
+        return validate(data)
+    except RecipeError as error:
+        raise RecipeError(f"recipe {file}: {error}") from None
 
 
 def _yaml_reason(error: yaml.YAMLError) -> str:

@@ -18,8 +18,8 @@ from midflight.engines.config import OPERATION
 from midflight.errors import UserError
 from midflight.recipe.config import Recipe, resolved
 from midflight.recipe.own import check_kept_tools, kept_tools
-from midflight.recipe.reading import PATH_KEYS, anchor_paths, path_at, read_yaml
-from midflight.recipe.validating import show, validate
+from midflight.recipe.reading import PATH_KEYS, anchor_paths, path_at, read_yaml, validated
+from midflight.recipe.validating import show
 from midflight.store.folder import RunFolder
 
 
@@ -104,7 +104,7 @@ def read_recipe(file: Path) -> Recipe:
     """
     data = read_yaml(file)
     anchor_paths(data, file.resolve().parent)
-    return validate(data)
+    return validated(data, file)
 
 
 def save_recipe(recipe: Recipe, folder: RunFolder) -> None:

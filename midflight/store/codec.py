@@ -41,6 +41,8 @@ def decode_id_sets(blob: bytes) -> tuple[tuple[int, ...], ...]:
     numbers = decode_ids(blob)
     sets, at = [], 0
     while at < len(numbers):
+        if not 0 <= numbers[at] < len(numbers) - at:
+            raise ValueError(f"a list of {numbers[at]} ids where {len(numbers) - at - 1} follow")
         sets.append(numbers[at + 1 : at + 1 + numbers[at]])
         at += 1 + numbers[at]
     return tuple(sets)
@@ -87,6 +89,13 @@ def encode_json(value: Any, field: str) -> str:
         return json.dumps(value, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise ValueNotStorable(f"{field} {value!r:.80}: {error}; use JSON values only") from error
+
+
+def decode_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{text:.80} is no JSON object")
+    return value
 
 
 def grammar_hash(grammar: str) -> str:

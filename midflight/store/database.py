@@ -7,19 +7,21 @@ meanwhile.
 
 from __future__ import annotations
 
-import json
 import sqlite3
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from midflight.agent.types import Trajectory
-from midflight.errors import CannotWrite, UserError
-from midflight.store.codec import decode_text, encode_id_sets, encode_json, encode_text, grammar_hash
+from midflight.errors import DAMAGE, CannotWrite, UserError
+from midflight.store.codec import decode_object, decode_text, encode_id_sets, encode_json, encode_text, grammar_hash
+from midflight.store.entries import NewTrajectory, PhaseLine, RunRecord, TrajectoryLine, TrajectoryRecord
 from midflight.store.rows import (
+    checked,
     grammar_of,
     judgement_row,
     other_generation_row,
@@ -32,81 +34,19 @@ from midflight.store.schema import SCHEMA_VERSION, TABLES
 from midflight.tasks.base import Task
 
 _DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+_REMEDY = "put back a copy of the file, or name another run"
 
 
 class StoreError(UserError):
     """The file is not a store this version can use; the message is one line: the path, what is wrong, what to do."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewTrajectory:
-    """A trajectory to write, with its place in the run."""
-
-    phase: str
-    """What it was made for: `train`, `before`, `after`, `interrupted` (of a step that Ctrl-C ended), or, where a
-    supervised run keeps what it learns from, `demonstration`."""
-    step: int | None
-    """Training step; None outside training."""
-    group: str
-    """Names the group; its members share it."""
-    member: int
-    """Place in the group, from 0."""
-    task: Task
-    trajectory: Trajectory
-    reward: float | None = None
-    """None where nothing was scored (infrastructure failures in training)."""
-    advantage: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrajectoryRecord(NewTrajectory):
-    """A trajectory as the store gives it back."""
-
-    id: int
-    run_id: int
-
-
-@dataclass(frozen=True)
-class TrajectoryLine:
-    """What a list says of a trajectory."""
-
-    id: int
-    phase: str
-    step: int | None
-    group: str
-    question: str
-    turns: int
-    reward: float | None
-
-
-@dataclass(frozen=True)
-class PhaseLine:
-    """The trajectories of one phase: between which ids, and of which training steps."""
-
-    phase: str
-    first_id: int
-    last_id: int
-    first_step: int | None
-    last_step: int | None
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """One run."""
-
-    id: int
-    name: str
-    seed: int
-    recipe: dict[str, Any]
-    created_at: str
-    """UTC, `YYYY-MM-DD HH:MM:SS`."""
-
-
 class Store:
     """The store of a run folder; a context manager that closes its connection.
 
     Raises:
-        StoreError: `path` is not a Midflight store, or was written by a newer Midflight.
+        StoreError: `path` is not a Midflight store, or was written by a newer Midflight; from every method: the file is
+            damaged, and, where one is, in which trajectory.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -162,10 +102,24 @@ class Store:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF in _DISK:  # the low byte: the rest tells kinds of one error apart
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte: the rest tells kinds of one error apart
+            if code in _DISK:
                 raise CannotWrite(self.path, error) from error
+            if code == sqlite3.SQLITE_CORRUPT:
+                raise StoreError(f"{self.path}: is damaged ({error}); {_REMEDY}") from error
             raise
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """Around all that reads: whatever a damaged file makes of it is one line."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except (sqlite3.Error, zlib.error, *DAMAGE) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise StoreError(f"{self.path}: {what} cannot be read ({reason}); {_REMEDY}") from error
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -192,16 +146,17 @@ class Store:
 
     def runs(self) -> list[RunRecord]:
         """All runs, oldest first."""
-        return [
-            RunRecord(
-                id=row["id"],
-                name=decode_text(row["name"]),
-                seed=int(row["seed"]),
-                recipe=json.loads(row["recipe"]),
-                created_at=row["created_at"],
-            )
-            for row in self._connection.execute("SELECT * FROM runs ORDER BY id")
-        ]
+        with self._reading("its runs"):
+            return [
+                RunRecord(
+                    id=row["id"],
+                    name=decode_text(row["name"]),
+                    seed=int(row["seed"]),
+                    recipe=decode_object(row["recipe"]),
+                    created_at=row["created_at"],
+                )
+                for row in self._connection.execute("SELECT * FROM runs ORDER BY id")
+            ]
 
     def finish_step(self, run_id: int, step: int, metrics: Mapping[str, Any]) -> None:
         """Write the metrics record of a training step beside its trajectories; a second write replaces the first."""
@@ -215,8 +170,9 @@ class Store:
 
     def steps(self, run_id: int) -> dict[int, dict[str, Any] | None]:
         """The run's training steps in order, each with its metrics (None: the step did not finish)."""
-        rows = self._connection.execute("SELECT step, metrics FROM steps WHERE run_id = ? ORDER BY step", (run_id,))
-        return {row["step"]: None if row["metrics"] is None else json.loads(row["metrics"]) for row in rows}
+        with self._reading("its steps"):
+            rows = self._connection.execute("SELECT step, metrics FROM steps WHERE run_id = ? ORDER BY step", (run_id,))
+            return {row["step"]: None if row["metrics"] is None else decode_object(row["metrics"]) for row in rows}
 
     def add_trajectory(
         self,
@@ -308,23 +264,29 @@ class Store:
 
     def phases(self) -> list[PhaseLine]:
         """What the store holds, phase by phase, the phase that was written first before the others."""
-        rows = self._connection.execute(
-            "SELECT phase, min(id), max(id), min(step), max(step) FROM trajectories GROUP BY phase ORDER BY min(id)"
-        )
-        return [PhaseLine(decode_text(phase), *numbers) for phase, *numbers in rows]
+        with self._reading("its phases"):
+            rows = self._connection.execute(
+                "SELECT phase, min(id), max(id), min(step) AS first_step, max(step) AS last_step FROM trajectories "
+                "GROUP BY phase ORDER BY min(id)"
+            )
+            return [PhaseLine(decode_text(phase), *numbers) for phase, *numbers in map(checked, rows)]
 
     def last_trajectories(self, count: int, phase: str | None = None, step: int | None = None) -> list[TrajectoryLine]:
         """The `count` trajectories written last, oldest first, of one phase or step where given."""
         where, values = _where({"phase": phase, "step": step})
-        rows = self._connection.execute(
-            "SELECT id, phase, step, group_name, query_text, reward, "
-            f"(SELECT count(*) FROM turns WHERE trajectory_id = id) AS turns FROM trajectories {where} "
-            "ORDER BY id DESC LIMIT ?",
-            [*values, count],
-        ).fetchall()
-        return [
-            TrajectoryLine(
-                id=row["id"],
+        with self._reading("its trajectories"):
+            rows = self._connection.execute(
+                "SELECT id, phase, step, group_name, query_text, reward, "
+                f"(SELECT count(*) FROM turns WHERE trajectory_id = id) AS turns FROM trajectories {where} "
+                "ORDER BY id DESC LIMIT ?",
+                [*values, count],
+            ).fetchall()
+        return [self._line(row) for row in reversed(rows)]
+
+    def _line(self, row: sqlite3.Row) -> TrajectoryLine:
+        with self._reading(f"trajectory {row['id']}"):
+            return TrajectoryLine(
+                id=checked(row)["id"],
                 phase=decode_text(row["phase"]),
                 step=row["step"],
                 group=decode_text(row["group_name"]),
@@ -332,37 +294,38 @@ class Store:
                 turns=row["turns"],
                 reward=row["reward"],
             )
-            for row in reversed(rows)
-        ]
 
     def _records(self, query: str, values: list[Any]) -> list[TrajectoryRecord]:
-        rows = self._connection.execute(query, values).fetchall()
-        grammars = {row["hash"]: decode_text(row["text"]) for row in self._connection.execute("SELECT * FROM grammars")}
+        with self._reading("its trajectories"):
+            rows = self._connection.execute(query, values).fetchall()
+            texts = self._connection.execute("SELECT * FROM grammars")
+            grammars = {row["hash"]: decode_text(row["text"]) for row in texts}
         return [self._record(row, grammars) for row in rows]
 
     def _record(self, row: sqlite3.Row, grammars: Mapping[str, str]) -> TrajectoryRecord:
-        turns = self._connection.execute(
-            "SELECT turns.*, sets, whole, valid, sufficient, contradictions FROM turns "
-            "LEFT JOIN supports USING (trajectory_id, position) "
-            "LEFT JOIN whole_results USING (trajectory_id, position) "
-            "LEFT JOIN judgements USING (trajectory_id, position) WHERE trajectory_id = ? ORDER BY position",
-            (row["id"],),
-        )
-        others = self._connection.execute(
-            "SELECT * FROM other_generations WHERE trajectory_id = ? ORDER BY position, place", (row["id"],)
-        )
-        return TrajectoryRecord(
-            id=row["id"],
-            run_id=row["run_id"],
-            phase=decode_text(row["phase"]),
-            step=row["step"],
-            group=decode_text(row["group_name"]),
-            member=row["member"],
-            task=Task(**json.loads(row["task"])),
-            trajectory=trajectory_from_rows(row, turns.fetchall(), others.fetchall(), grammars),
-            reward=row["reward"],
-            advantage=row["advantage"],
-        )
+        with self._reading(f"trajectory {row['id']}"):
+            turns = self._connection.execute(
+                "SELECT turns.*, sets, whole, valid, sufficient, contradictions FROM turns "
+                "LEFT JOIN supports USING (trajectory_id, position) "
+                "LEFT JOIN whole_results USING (trajectory_id, position) "
+                "LEFT JOIN judgements USING (trajectory_id, position) WHERE trajectory_id = ? ORDER BY position",
+                (row["id"],),
+            )
+            others = self._connection.execute(
+                "SELECT * FROM other_generations WHERE trajectory_id = ? ORDER BY position, place", (row["id"],)
+            )
+            return TrajectoryRecord(
+                id=checked(row)["id"],
+                run_id=row["run_id"],
+                phase=decode_text(row["phase"]),
+                step=row["step"],
+                group=decode_text(row["group_name"]),
+                member=row["member"],
+                task=Task(**decode_object(row["task"])),
+                trajectory=trajectory_from_rows(row, turns.fetchall(), others.fetchall(), grammars),
+                reward=row["reward"],
+                advantage=row["advantage"],
+            )
 
     def drop_steps_from(self, run_id: int, step: int) -> int:
         """Remove the run's steps >= `step` and all they wrote, for a resume from before it; returns how many steps."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -21,14 +21,14 @@ from midflight.store.seals import to_disk
 
 
 class MetricsError(UserError):
-    """A line that is not the last is not JSON; the message names file and line."""
+    """A line that is not the last is no record; the message names file and line."""
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """All records in order; an absent file has none, and a half-written last line is left out.
 
     Raises:
-        MetricsError: a line before the last is not a JSON object.
+        MetricsError: a line before the last is not a record.
     """
     path = Path(path)
     if not path.exists():
@@ -42,7 +42,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         if record is not None:
             records.append(record)
         elif line.strip() and number < len(lines):
-            raise MetricsError(f"{path}, line {number}: not a JSON object; repair or remove the line")
+            raise MetricsError(f"{path}, line {number}: not the record of a step; repair or remove the line")
     return records
 
 
@@ -72,7 +72,7 @@ class MetricsWriter:
         Raises:
             CannotWrite: the disk is full.
         """
-        line = (json.dumps(_finite(dict(record)), allow_nan=False) + "\n").encode()
+        line = _line(record).encode()
         try:
             while line:
                 line = line[self._file.write(line) :]
@@ -87,22 +87,34 @@ class MetricsWriter:
         """Without a buffer: closing after a failed write has nothing left to write."""
         return FileIO(self.path, "a")
 
-    def truncate_from(self, step: int) -> int:
-        """Remove the records whose `step` is >= `step`, for a resume from before it; returns how many.
+    def go_on(
+        self, done: int, stored: Mapping[int, Mapping[str, Any] | None], say: Callable[[str], None]
+    ) -> list[dict[str, Any]]:
+        """Leave the records of the first `done` steps, for a resume behind them, and return them.
 
-        The file is replaced in one move: a kill in the middle leaves the old file or the new one.
+        Those that the file lost come from `stored`, where it has them; `say` gets a line of what was lost. The file is
+        replaced in one move: a kill in the middle leaves the old file or the new one.
         """
-        records = read_metrics(self.path)
-        kept = [record for record in records if record.get("step", -math.inf) < step]
+        records = [record for record in read_metrics(self.path) if record.get("step", 0) <= done]
+        lost = set(range(1, done + 1)) - {record.get("step") for record in records}
+        back = {step: dict(record) for step in lost if (record := stored.get(step)) is not None}
+        if back:
+            say(f"{self.path} lacked {_steps(back)} of {done} that are done: written again from the store")
+        if lost := lost - back.keys():
+            say(f"{self.path} lacks {_steps(lost)} of {done} that are done, and so does the store: plots have a gap")
+        records = sorted((*records, *back.values()), key=lambda record: record.get("step", 0))
+        self._replace(records)
+        return records
+
+    def _replace(self, records: Sequence[Mapping[str, Any]]) -> None:
         temporary = self.path.with_name(self.path.name + ".tmp")
         with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in kept)
+            file.writelines(map(_line, records))
             file.flush()
             os.fsync(file.fileno())
         self._file.close()
         os.replace(temporary, self.path)
         self._file = self._open()
-        return len(records) - len(kept)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -110,7 +122,18 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict) or type(record.get("step", 0)) is not int:
+        return None
+    return record if type(record.get("seconds", 0.0)) in (int, float) else None
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(_finite(record), allow_nan=False) + "\n"
+
+
+def _steps(steps: Collection[int]) -> str:
+    """For people: `step 3`, `2 steps (3 to 7)`."""
+    return f"{len(steps)} steps ({min(steps)} to {max(steps)})" if len(steps) > 1 else f"step {min(steps)}"
 
 
 def _mend_end(path: Path) -> None:

@@ -6,6 +6,7 @@ Invariant: each `*_row` lists its values in the order of `schema`'s columns.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from midflight.store.codec import (
     decode_floats,
     decode_id_sets,
     decode_ids,
+    decode_object,
     decode_text,
     encode_flags,
     encode_floats,
@@ -29,6 +31,21 @@ from midflight.store.codec import (
 from midflight.tools.base import ErrorKind, ToolCall, ToolResult
 
 Row = tuple[Any, ...]
+NUMBERS = frozenset("step member seconds reward advantage turn position weights_version first_step last_step".split())
+"""Columns of which all values are finite numbers, or none."""
+
+
+def checked(row: sqlite3.Row) -> sqlite3.Row:
+    """The row itself, once its numbers are some: SQLite keeps in a column whatever it is given.
+
+    Raises:
+        ValueError: one is something else.
+    """
+    for name in NUMBERS.intersection(row.keys()):
+        value = row[name]
+        if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise ValueError(f"{name} is {value!r:.40}, not a number")
+    return row
 
 
 def placeholders(row: Row) -> str:
@@ -112,7 +129,9 @@ def trajectory_row(trajectory: Trajectory) -> Row:
 
 
 def generation_from_row(row: sqlite3.Row, grammars: Mapping[str, str], sets: bytes | None = None) -> Generation:
-    sampling = json.loads(row["sampling"])
+    sampling, grammar = decode_object(checked(row)["sampling"]), row["grammar"]
+    if grammar not in (None, *grammars):
+        raise ValueError(f"grammar {grammar!r:.20} is missing")
     return Generation(
         text=decode_text(row["text"]),
         finish_reason=FinishReason(row["finish_reason"]),
@@ -123,7 +142,7 @@ def generation_from_row(row: sqlite3.Row, grammars: Mapping[str, str], sets: byt
         supports=() if sets is None else decode_id_sets(sets),
         weights_version=row["weights_version"],
         sampling=Sampling(**{**sampling, "stop": tuple(sampling["stop"])}),
-        grammar=None if row["grammar"] is None else grammars[row["grammar"]],
+        grammar=None if grammar is None else grammars[grammar],
     )
 
 
@@ -132,7 +151,7 @@ def turn_from_row(row: sqlite3.Row, others: Sequence[tuple[str, Generation]], gr
     if row["tool"] is not None:
         action = Action(decode_text(row["sub_goal"]), decode_text(row["tool"]), decode_text(row["context"]))
     if row["called_tool"] is not None:
-        call = ToolCall(decode_text(row["called_tool"]), json.loads(row["arguments"]))
+        call = ToolCall(decode_text(row["called_tool"]), decode_object(row["arguments"]))
     error = None if row["error_kind"] is None else ErrorKind(row["error_kind"])
     whole = None if row["whole"] is None else decode_text(row["whole"])
     return Turn(
@@ -150,7 +169,14 @@ def turn_from_row(row: sqlite3.Row, others: Sequence[tuple[str, Generation]], gr
 def trajectory_from_rows(
     row: sqlite3.Row, turns: Sequence[sqlite3.Row], others: Sequence[sqlite3.Row], grammars: Mapping[str, str]
 ) -> Trajectory:
-    """Join a row of `trajectories` with its rows of `turns` (by position) and of `other_generations` (by place)."""
+    """Join a row of `trajectories` with its rows of `turns` (by position) and of `other_generations` (by place).
+
+    Raises:
+        ValueError, LookupError, TypeError, zlib.error: a row is damaged, or missing.
+    """
+    for place, turn in enumerate(turns):
+        if (turn["position"], turn["turn"]) != (place, place + 1):
+            raise ValueError(f"turn {place + 1} is missing")
     others_of: dict[int, list[tuple[str, Generation]]] = {}
     for other in others:
         pair = (decode_text(other["module"]), generation_from_row(other, grammars))

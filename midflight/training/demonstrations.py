@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import sqlite3
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from midflight.agent.actions import refers
-from midflight.errors import UserError
+from midflight.errors import UserError, reading
 from midflight.recipe import Recipe, RecipeError, resolved
 from midflight.store import RunFolder, Store, TrajectoryRecord
 from midflight.tasks.base import Task
@@ -133,18 +131,14 @@ def _read(source: Path, phase: str, recipe: Recipe) -> list[TrajectoryRecord]:
         raise UserError(f"{key}: no such folder; name a run")
     if not file.is_file():
         raise UserError(f"{key}: holds no {file.name}, so no run; name a run")
-    try:
-        with Store(file) as store:
-            runs = store.runs()
-            if not runs:
-                raise UserError(f"{key}: its store holds no run; name another run")
-            records = store.trajectories(runs[-1].id)
+    with Store(file) as store:
+        runs = store.runs()
+        if not runs:
+            raise UserError(f"{key}: its store holds no run; name another run")
+        records = store.trajectories(runs[-1].id)
+    with reading(file, "name another run"):
         agent = runs[-1].recipe["agent"]
         executor, grounded = str(agent["executor"]["kind"]), bool(agent["grounded"])
-    except UserError:
-        raise
-    except (sqlite3.Error, zlib.error, ValueError, KeyError, TypeError) as error:  # a file may hold anything
-        raise UserError(f"{key}: cannot be read ({type(error).__name__}: {error}); name another run") from error
     found = [one for one in records if one.phase == phase or (phase == "all" and one.phase in PHASES)]
     if not found:
         there = ", ".join(f"{count} {name}" for name, count in Counter(one.phase for one in records).items())
@@ -182,6 +176,15 @@ def keep(folder: RunFolder, recipe: Recipe, wanted: Wanted, selection: Selection
 
 
 def kept(folder: RunFolder) -> Selection:
-    """What `keep` wrote."""
-    with Store(folder.store) as store:
-        return Selection(tuple(store.trajectories(store.runs()[-1].id, DEMONSTRATION)))
+    """What `keep` wrote.
+
+    Raises:
+        UserError: the store is damaged, or gone.
+    """
+    records: list[TrajectoryRecord] = []
+    if folder.store.is_file():
+        with Store(folder.store) as store:
+            records = [one for run in store.runs()[-1:] for one in store.trajectories(run.id, DEMONSTRATION)]
+    if not records:
+        raise UserError(f"{folder.store}: holds no demonstrations; put back a copy of it, or start again with --from")
+    return Selection(tuple(records))

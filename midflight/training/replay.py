@@ -92,6 +92,8 @@ def _row(
         ids += (int(engine.tokenizer.eos_token_id),)
     if (recorded.prompt_ids, recorded.text, recorded.grammar) == (prompt, text, request.grammar):
         ids = recorded.ids
+    if not all(0 <= token < engine.masks.vocabulary for token in ids):
+        raise NotShowable("token ids that the model lacks")
     if len(ids) > request.sampling.max_tokens:
         raise NotShowable("an action over agent.planner.max_tokens")
     forced: tuple[bool, ...] = (False,) * len(ids)

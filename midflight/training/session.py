@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,7 +26,7 @@ from midflight.engines.local.batch_invariant import make_batch_invariant
 from midflight.engines.local.support import is_ours
 from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped, UserError
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
-from midflight.evaluation.report import Closing, pick_example, read_closing, render_report
+from midflight.evaluation.report import Closing, pick_example, render_report
 from midflight.loading import load_named, load_trained, quiet_peft
 from midflight.progress import Progress
 from midflight.recipe import Recipe, resolved
@@ -37,12 +36,12 @@ from midflight.recipe.resuming import save_recipe
 from midflight.recipe.tool_rules import has_frozen_models
 from midflight.rewards import score
 from midflight.seeds import derive
-from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store, read_metrics
-from midflight.store.seals import newest_whole, read_state
+from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
 from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from midflight.training.drift import DriftError
+from midflight.training.finished import TrainReport
 from midflight.training.policy import Policy, SyncError
 from midflight.training.step import GradientError, OutOfMemory, Updater, is_out_of_memory, learning_rate
 
@@ -50,40 +49,10 @@ if TYPE_CHECKING:
     from midflight.engines.vllm import VllmEngine
 
 
-@dataclass(frozen=True)
-class TrainReport:
-    """What a run gave. `before` and `after` are None without held-out questions.
-
-    `seconds` are those of this session and of the steps that earlier ones made.
-    """
-
-    folder: RunFolder
-    steps: int
-    before: EvaluationResult | None
-    after: EvaluationResult | None
-    seconds: float
-
-
 class Stream(Protocol):
     """What the steps draw from. `success` is its state, kept in checkpoints; their quality is its mean."""
 
     success: dict[str, float]
-
-
-def finished(folder: RunFolder, progress: Progress) -> TrainReport | None:
-    """What a run gave that has its last step's checkpoint and its report; None for any other run."""
-    closing = read_closing(folder)
-    if closing is None:
-        return None
-    try:
-        newest = newest_whole(folder.checkpoints, lambda _: None)
-    except UserError:  # none is whole: the resume that follows says so, with every reason
-        return None
-    if newest is None or read_state(newest)["step"] != closing.steps:
-        return None
-    progress.note(f"{folder.path} is finished: nothing to do")
-    before, after = EvaluationResult.load(folder.eval_before), EvaluationResult.load(folder.eval_after)
-    return TrainReport(folder, closing.steps, before, after, closing.seconds)
 
 
 def conduct(session: Session, *, resume: bool, evaluate_ends: bool) -> TrainReport:
@@ -250,19 +219,16 @@ class Session(ABC):
         with Store(self.folder.store) as store, MetricsWriter(self.folder.metrics) as metrics, ExitStack() as ending:
             ending.callback(self.ledger.save, self.folder.usage)
             known = store.runs()
+            if done and not known:
+                self.progress.note(f"{store.path} holds no run: what the {done} steps that are done drew is lost")
             run_id = (
                 known[-1].id if known else store.start_run(self.recipe.name, resolved(self.recipe), self.recipe.seed)
             )
             store.drop_steps_from(run_id, done + 1)
-            metrics.truncate_from(done + 1)
-            records = read_metrics(self.folder.metrics)
-            earlier = sum(record["seconds"] for record in records)
+            records = metrics.go_on(done, store.steps(run_id), self.progress.note)
+            earlier = sum(record.get("seconds", 0.0) for record in records)
             self._sync(done)
-            before = None
-            if ask and self.folder.eval_before.is_file():
-                before = EvaluationResult.load(self.folder.eval_before)
-            elif ask and done == 0:
-                before = self._evaluate(store, run_id, "before")
+            before = self._before(store, run_id, done) if ask else None
             walls: list[float] = []
             for step in range(done + 1, self.settings.steps + 1):
                 began = time.monotonic()
@@ -270,6 +236,7 @@ class Session(ABC):
                 record = self._step(store, run_id, step)
                 if self.ledger.of:
                     record["usage"] = difference(self.ledger.to_json(), spent)
+                store.finish_step(run_id, step, record)
                 metrics.write(record)
                 walls.append(time.monotonic() - began)
                 left = (self.settings.steps - step) * sum(walls[-5:]) / len(walls[-5:])
@@ -289,6 +256,20 @@ class Session(ABC):
     @abstractmethod
     def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
         """Make step `step`, counted from 1, and sync; returns its metrics record."""
+
+    def _before(self, store: Store, run_id: int, done: int) -> EvaluationResult | None:
+        """The evaluation before the first step: as it is kept, or made; None where it is lost."""
+        file = self.folder.eval_before
+        if file.is_file():
+            return EvaluationResult.load(file)
+        if done == 0:
+            return self._evaluate(store, run_id, "before")
+        scored = _recorded(store, run_id, "before")
+        if not scored:
+            self.progress.note(f"{file} is missing, and the store has nothing to make it of: there will be no report")
+            return None
+        self.progress.note(f"{file} is missing: made again from the store")
+        return self._summarised(scored, "before")
 
     def _evaluate(self, store: Store, run_id: int, phase: str) -> EvaluationResult:
         """Ask the held-out questions."""
@@ -320,7 +301,10 @@ class Session(ABC):
                 for index, item in enumerate(scored)
             ],
         )
-        result = summarise(scored, resamples=settings.bootstrap, seed=self.recipe.seed)
+        return self._summarised(scored, phase)
+
+    def _summarised(self, scored: Sequence[Scored], phase: str) -> EvaluationResult:
+        result = summarise(scored, resamples=self.recipe.evaluation.bootstrap, seed=self.recipe.seed)
         result.save(self.folder.eval_before if phase == "before" else self.folder.eval_after)
         return result
 
@@ -334,10 +318,7 @@ class Session(ABC):
         seconds: float,
         of_earlier: float,
     ) -> None:
-        earlier, later = (
-            [Scored(item.task, item.trajectory, item.reward or 0.0) for item in store.trajectories(run_id, phase)]
-            for phase in ("before", "after")
-        )
+        earlier, later = (_recorded(store, run_id, phase) for phase in ("before", "after"))
         question = next((item.task.question for item in later if item.task.level >= 3), later[0].task.question)
         closing = Closing(
             str(self.folder.path),
@@ -380,6 +361,10 @@ class Session(ABC):
         self.stream.success = dict(state["success"])
         self.progress.note(f"resuming {self.folder.path} after step {state['step']}")
         return int(state["step"])
+
+
+def _recorded(store: Store, run_id: int, phase: str) -> list[Scored]:
+    return [Scored(item.task, item.trajectory, item.reward or 0.0) for item in store.trajectories(run_id, phase)]
 
 
 def new_trajectory(

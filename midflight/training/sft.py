@@ -28,11 +28,12 @@ from midflight.store import RunFolder, Store
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
 from midflight.training.demonstrations import HELD_OUT, Selection, Wanted, keep, kept, same_question, select
+from midflight.training.finished import TrainReport, finished
 from midflight.training.packing import Row
 from midflight.training.replay import Demonstration, NotShowable, replay
 from midflight.training.returns import Place, weighted_rows
 from midflight.training.rollouts import Group
-from midflight.training.session import Session, TrainReport, conduct, finished
+from midflight.training.session import Session, conduct
 
 RECORDED = (
     "loss",
@@ -179,7 +180,6 @@ class SupervisedTrainer(Session):
             "learning_rate": rate,
             "seconds": time.monotonic() - began,
         }
-        store.finish_step(run_id, step, record)
         return record
 
     def _rows(self, batch: Sequence[Demonstration]) -> list[Row]:

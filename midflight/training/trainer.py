@@ -24,10 +24,11 @@ from midflight.tasks.base import Task
 from midflight.tools.base import Tool
 from midflight.training.advantages import Placed
 from midflight.training.data import ListSource, Source, TaskStream, atlas_source
+from midflight.training.finished import TrainReport, finished
 from midflight.training.measures import step_record
 from midflight.training.returns import advantages, carries_signal, rows_of, weighted_rows
 from midflight.training.rollouts import Group, collect
-from midflight.training.session import Session, TrainReport, conduct, finished, new_trajectory
+from midflight.training.session import Session, conduct, new_trajectory
 from midflight.training.step import UpdateMetrics
 
 
@@ -130,7 +131,6 @@ class Trainer(Session):
             "seconds_rollout": rolled - began,
             "seconds_update": ended - rolled,
         }
-        store.finish_step(run_id, step, record)
         return record
 
     def _update(

@@ -22,6 +22,7 @@ from midflight.agent.types import (
 from midflight.engines.base import FinishReason, Sampling
 from midflight.errors import CannotWrite
 from midflight.store import NewTrajectory, PhaseLine, Store, StoreError, TrajectoryLine, ValueNotStorable
+from midflight.store.codec import decode_id_sets, encode_ids
 from midflight.tasks.base import Task
 from tests.store.full import files_of_at_most
 
@@ -285,6 +286,72 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE theirs (x)")
     with pytest.raises(StoreError, match="not a Midflight store"):
         Store(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("UPDATE turns SET ids = x'00'", "error: Error -"),
+        ("UPDATE turns SET logprobs = 'text'", "TypeError: "),
+        ("UPDATE trajectories SET task = '{' WHERE id = 2", "JSONDecodeError: "),
+        ("UPDATE trajectories SET task = '[]' WHERE id = 2", "ValueError: [] is no JSON object"),
+        ("UPDATE trajectories SET task = '{\"name\":1}' WHERE id = 2", "TypeError: "),
+        ("UPDATE turns SET arguments = '[1]' WHERE arguments IS NOT NULL", "ValueError: [1] is no JSON object"),
+        ("UPDATE trajectories SET stop_reason = 'tired' WHERE id = 2", "ValueError: 'tired' is not a valid StopReason"),
+        ("UPDATE trajectories SET reward = 'high' WHERE id = 2", "ValueError: reward is 'high', not a number"),
+        ("UPDATE trajectories SET advantage = 9e999 WHERE id = 2", "ValueError: advantage is inf, not a number"),
+        ("UPDATE turns SET weights_version = x'01'", "ValueError: weights_version is b'\\x01', not a number"),
+        ("DELETE FROM turns WHERE position = 0", "ValueError: turn 1 is missing"),
+        ("UPDATE turns SET turn = 3 WHERE position = 1", "ValueError: turn 2 is missing"),
+        ("DELETE FROM grammars", "ValueError: grammar '"),
+    ],
+)
+def test_a_damaged_trajectory_is_named_in_one_line(damage: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with Store(path) as store:
+        run_id = store.start_run("a", {}, 0)
+        store.add_trajectories(run_id, [new(1, trajectory=BROKEN), new(1)])
+    with sqlite3.connect(path) as connection:
+        connection.execute(damage)
+    with Store(path) as store, pytest.raises(StoreError) as caught:
+        store.trajectories(run_id)
+    assert str(caught.value).startswith(f"{path}: trajectory 2 cannot be read ({said}")
+    assert str(caught.value).endswith("); put back a copy of the file, or name another run")
+
+
+def test_a_list_of_ids_that_runs_over_its_end_is_refused() -> None:
+    for numbers in ((1, 5, 2, 5), (-1,), (0, -3)):
+        with pytest.raises(ValueError, match="a list of .* ids where . follow"):
+            decode_id_sets(encode_ids(numbers))
+
+
+def test_whatever_is_read_of_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with Store(path) as store:
+        run_id = store.start_run("a", {}, 0)
+        store.add_trajectories(run_id, [new(1, member=member) for member in range(40)])
+        store.finish_step(run_id, 1, {"reward": 0.5})
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE runs SET recipe = '['")
+        connection.execute("UPDATE steps SET metrics = '7'")
+        connection.execute("UPDATE trajectories SET reward = 'high' WHERE id = 40")
+    with Store(path) as store:
+        for read, what in (
+            (store.runs, "its runs"),
+            (lambda: store.steps(run_id), "its steps"),
+            (lambda: store.last_trajectories(3), "trajectory 40"),
+        ):
+            with pytest.raises(StoreError) as caught:
+                read()
+            assert str(caught.value).startswith(f"{path}: {what} cannot be read (")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : -4096] = b"\xaa" * (len(content) // 2 - 4096)
+    path.write_bytes(content)
+    with Store(path) as store:
+        with pytest.raises(StoreError, match=r"its trajectories cannot be read \(DatabaseError: database disk image"):
+            store.trajectories(run_id)
+        with pytest.raises(StoreError, match=r"s: is damaged \(database disk image is malformed\); put back a copy"):
+            store.drop_steps_from(run_id, 1)
 
 
 def test_a_second_connection_reads_while_the_first_is_open(tmp_path: Path) -> None:

@@ -44,16 +44,36 @@ def test_a_broken_line_in_the_middle_is_an_error_with_its_number(tmp_path: Path)
         read_metrics(tmp_path / "m")
 
 
-def test_truncation_keeps_earlier_steps_and_appends_go_on(tmp_path: Path) -> None:
+def test_a_resume_keeps_the_steps_that_are_done_and_appends_go_on(tmp_path: Path) -> None:
     path = tmp_path / "m"
+    said: list[str] = []
     with MetricsWriter(path) as writer:
         for step in (1, 2, 3, 4):
             writer.write({"step": step})
-        writer.write({"note": "no step"})
-        assert writer.truncate_from(3) == 2
+        assert writer.go_on(2, {1: {"step": 1, "stored": True}, 3: {"step": 3}}, said.append) == [
+            {"step": 1},
+            {"step": 2},
+        ]
         writer.write({"step": 3, "again": True})
-    assert read_metrics(path) == [{"step": 1}, {"step": 2}, {"note": "no step"}, {"step": 3, "again": True}]
-    assert [file.name for file in tmp_path.iterdir()] == ["m"]
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
+    assert [file.name for file in tmp_path.iterdir()] == ["m"] and said == []
+
+
+def test_what_the_file_lost_is_written_again_and_what_nobody_has_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    path.write_text('{"step": 3}\n{"step": "4"}\n{"step": 5}\n{"step": 6, "rew')
+    said: list[str] = []
+    stored = {1: {"step": 1, "loss": float("nan")}, 2: None, 4: {"step": 4}, 8: {"step": 8}}
+    with MetricsWriter(path) as writer:
+        with pytest.raises(MetricsError, match="m, line 2: not the record of a step; repair or remove the line"):
+            writer.go_on(5, stored, said.append)
+        path.write_text('{"step": 3}\n{"step": 5}\n')
+        writer.go_on(5, stored, said.append)
+    assert read_metrics(path) == [{"step": 1, "loss": None}, {"step": 3}, {"step": 4}, {"step": 5}]
+    assert said == [
+        f"{path} lacked 2 steps (1 to 4) of 5 that are done: written again from the store",
+        f"{path} lacks step 2 of 5 that are done, and so does the store: plots have a gap",
+    ]
 
 
 def test_an_absent_file_has_no_records(tmp_path: Path) -> None:
@@ -77,11 +97,11 @@ def test_a_full_disk_leaves_the_lines_before_and_the_next_run_goes_on(tmp_path: 
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
-def test_an_interrupted_truncation_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_an_interrupted_resume_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "m"
     with MetricsWriter(path) as writer:
         for step in (1, 2, 3):
             writer.write({"step": step})
         with files_of_at_most(5), pytest.raises(OSError, match="File too large"):
-            writer.truncate_from(3)
+            writer.go_on(2, {}, print)
     assert [record["step"] for record in read_metrics(path)] == [1, 2, 3]

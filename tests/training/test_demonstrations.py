@@ -90,7 +90,7 @@ def test_runs_that_cannot_be_learned_from_are_one_line(tmp_path: Path) -> None:
     Store(tmp_path / "bare/store.sqlite").close()
     assert refused(tmp_path / "bare") == f"--from {tmp_path}/bare: its store holds no run; name another run"
     strange = record_run(tmp_path / "strange", [entry("a", LOOK)], {"name": "x"})
-    assert refused(strange) == f"--from {strange}: cannot be read (KeyError: 'agent'); name another run"
+    assert refused(strange) == f"{strange}/store.sqlite: cannot be read (KeyError: 'agent'); name another run"
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     assert refused(loop) == f"--from {loop}: no such folder; name a run"
@@ -99,7 +99,7 @@ def test_runs_that_cannot_be_learned_from_are_one_line(tmp_path: Path) -> None:
     assert "cannot be used as a store" in refused(tmp_path / "text")
     with sqlite3.connect(run / "store.sqlite") as store:
         store.execute("UPDATE turns SET ids = x'00'")
-    assert refused(run, phase="before").startswith(f"--from {run}: cannot be read (error: Error -")
+    assert refused(run, phase="before").startswith(f"{run}/store.sqlite: trajectory 1 cannot be read (error: Error -")
 
 
 def test_options_that_can_mean_nothing_are_one_line(tmp_path: Path) -> None:

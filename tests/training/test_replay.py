@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from midflight.agent.actions import render_action
 from midflight.engines.local.grammar import GrammarError
 from midflight.progress import Progress
 from midflight.store import Store
@@ -81,6 +83,23 @@ def test_what_others_did_is_shown_as_the_planner_would_meet_and_write_it(model: 
     first, last = replay(Task("t", "Pick one.", "x"), said, flow, engine).rows
     assert engine.tokenizer.decode(last.ids) == f"Sub-goal: done\nTool: finish\n{engine.tokenizer.eos_token}"
     assert (first.grammar, set(first.forced)) == (None, {False})
+
+
+@pytest.mark.parametrize("token", [49152, 70_000, -1])
+def test_recorded_ids_that_the_model_lacks_are_not_shown(token: int, model: Path) -> None:
+    for overrides in ((), ("agent.planner.grammar=false",)):
+        flow, engine = ready(recipe(model, *overrides))
+        task, drawn = Task("t", "Pick one.", "x"), trajectory("Pick one.", DONE)
+        (row,) = replay(task, drawn, flow, engine).rows
+        (turn,) = drawn.turns
+        text = render_action(DONE, flow.planner.format)
+        generation = replace(
+            turn.generation, prompt_ids=row.prompt_ids, text=text, grammar=row.grammar, ids=(*row.ids[:-1], token)
+        )
+        damaged = replace(drawn, turns=(replace(turn, generation=generation),))
+        with pytest.raises(NotShowable) as caught:
+            replay(task, damaged, flow, engine)
+        assert str(caught.value) == "token ids that the model lacks"
 
 
 def test_what_the_planner_could_not_have_done_is_not_shown(model: Path) -> None:

@@ -144,6 +144,38 @@ def test_a_killed_run_resumes_to_the_same_numbers(
     assert checkpoints(run) == ["step-00003"]
 
 
+def test_what_a_run_lost_is_made_again_from_its_store_and_said(
+    recipe: Path, run: RunFolder, undisturbed: RunFolder
+) -> None:
+    assert train(recipe, run, strike=Strike("rollouts", "SIGKILL", steps=2)).code == -signal.SIGKILL
+    first, second = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text(second[: len(second) // 2])
+    before = run.eval_before.read_bytes()
+    run.eval_before.unlink()
+    ended = resumes_to_the_same(recipe, run, undisturbed, after=2)
+    assert f"{run.metrics} lacked 2 steps (1 to 2) of 2 that are done: written again from the store" in ended.lines
+    assert f"{run.eval_before} is missing: made again from the store" in ended.lines
+    assert run.metrics.read_text().startswith(first + second) and run.eval_before.read_bytes() == before
+    for lost in (run.report_text, run.eval_after):
+        lost.unlink()
+        assert train(recipe, run, "--resume").code == 0 and lost.is_file()
+
+
+def test_what_a_run_lost_with_its_store_is_said(recipe: Path, run: RunFolder) -> None:
+    assert train(recipe, run, strike=Strike("rollouts", "SIGKILL", steps=2)).code == -signal.SIGKILL
+    for file in (*run.path.glob("store.sqlite*"), run.metrics, run.eval_before):
+        file.unlink()
+    ended = train(recipe, run, "--resume")
+    assert ended.code == 2
+    for said in (
+        f"{run.store} holds no run: what the 2 steps that are done drew is lost",
+        f"{run.metrics} lacks 2 steps (1 to 2) of 2 that are done, and so does the store: plots have a gap",
+        f"{run.eval_before} is missing, and the store has nothing to make it of: there will be no report",
+    ):
+        assert said in ended.lines
+    assert [record["step"] for record in read_metrics(run.metrics)] == [3]
+
+
 def test_killed_before_its_first_checkpoint_it_starts_again(
     recipe: Path, run: RunFolder, undisturbed: RunFolder
 ) -> None:

@@ -7,6 +7,7 @@ took. The total is the sum over modules.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from midflight.engines.base import BudgetSpent
+from midflight.errors import reading
 
 MOST_TOKENS = 10**9
 """Of one request: a server that counts more is not believed."""
@@ -109,9 +111,19 @@ class Ledger:
         os.replace(aside, path)
 
     def load(self, path: Path) -> None:
-        """Count what was kept there, if anything was, as used."""
-        if path.is_file():
-            self.total.add(Usage(**json.loads(path.read_text(encoding="utf-8"))))
+        """Count what was kept there, if anything was, as used.
+
+        Raises:
+            UserError: the file holds something else.
+        """
+        if not path.is_file():
+            return
+        with reading(path, "repair it, or remove it: what was spent then counts from 0"):
+            kept = Usage(**json.loads(path.read_text(encoding="utf-8")))
+            for name, value in asdict(kept).items():
+                if type(value) not in (int, float) or not 0 <= value < math.inf:
+                    raise ValueError(f"{name} is {value!r:.40}")
+        self.total.add(kept)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values: the total, and by module."""
