@@ -43,8 +43,8 @@ class NewTrajectory:
     """A trajectory to write, with its place in the run."""
 
     phase: str
-    """What it was made for: `train`, `before`, `after`, `interrupted` (of a step that Ctrl-C ended), or, where a
-    supervised run keeps what it learns from, `demonstration`."""
+    """What it was made for: `train`, `before`, `after`, `interrupted` (of a step that was stopped in its rollouts), or,
+    where a supervised run keeps what it learns from, `demonstration`."""
     step: int | None
     """Training step; None outside training."""
     group: str
