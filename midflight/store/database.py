@@ -76,6 +76,7 @@ class TrajectoryLine:
     group: str
     question: str
     turns: int
+    stop_reason: str
     reward: float | None
 
 
@@ -317,7 +318,7 @@ class Store:
         """The `count` trajectories written last, oldest first, of one phase or step where given."""
         where, values = _where({"phase": phase, "step": step})
         rows = self._connection.execute(
-            "SELECT id, phase, step, group_name, query_text, reward, "
+            "SELECT id, phase, step, group_name, query_text, stop_reason, reward, "
             f"(SELECT count(*) FROM turns WHERE trajectory_id = id) AS turns FROM trajectories {where} "
             "ORDER BY id DESC LIMIT ?",
             [*values, count],
@@ -330,6 +331,7 @@ class Store:
                 group=decode_text(row["group_name"]),
                 question=decode_text(row["query_text"]),
                 turns=row["turns"],
+                stop_reason=row["stop_reason"],
                 reward=row["reward"],
             )
             for row in reversed(rows)
