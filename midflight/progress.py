@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from midflight.rendering import printable
+from midflight.rendering import losses, printable
 
 
 class Bar(Protocol):
@@ -69,8 +69,14 @@ class Progress:
                 self._live = None
 
     def step(self, record: Mapping[str, Any], total_steps: int, eta_seconds: float) -> None:
-        """One line for a training step, from its metrics record; what the record lacks is shown as a dash."""
+        """One line for a training step, from its metrics record; what the record lacks is shown as a dash.
+
+        A second one says why trajectories were lost to infrastructure failures.
+        """
         self.note(step_line(record, total_steps, eta_seconds))
+        reasons = record.get("infrastructure_reasons")
+        if reasons:
+            self.note(losses(record["infrastructure"], record["trajectories"], reasons))
 
     def note(self, text: str) -> None:
         """One line of text."""

@@ -6,6 +6,7 @@ Invariant: tool output and model text are data: the terminal does not act on con
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from midflight.agent.memory import verdict_text
 from midflight.agent.types import Turn
@@ -44,6 +45,19 @@ def _says_more(turn: Turn) -> bool:
         return False
     arguments = list(turn.call.arguments.values())
     return turn.action is None or len(arguments) != 1 or str(arguments[0]).strip() != turn.action.context.strip()
+
+
+def losses(count: int, total: int, reasons: Mapping[str, int]) -> str:
+    """`3 of 8 trajectories were lost to infrastructure failures, 2 of them so: planner failed: ...`.
+
+    `reasons` are as `statistics.infrastructure_reasons` gives them; the most frequent is said.
+    """
+    said = f"{count} of {total} trajectories were lost to infrastructure failures"
+    if not reasons:
+        return said
+    reason = max(reasons, key=reasons.__getitem__)
+    often = "" if reasons[reason] == count else f", {reasons[reason]} of them so"
+    return f"{said}{often}: {reason}"
 
 
 def printable(text: str) -> str:

@@ -187,6 +187,45 @@ async def test_eval_says_how_many_questions_a_spent_budget_left_out(tmp_path: Pa
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_eval_of_which_nothing_is_left_says_why_and_is_no_result(tmp_path: Path, as_json: bool) -> None:
+    async with served(error(401, f"bad {KEY}")) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        two = (tmp_path / "tasks.jsonl").read_text()
+        (tmp_path / "tasks.jsonl").write_text(two + two.replace('"q"', '"r"'))
+        code, out, err = await command("eval", recipe, *(["--json"] if as_json else []))
+    reason = f"planner failed: {server.base_url}: HTTP 401: bad [key]; check key_variable and what its key may do"
+    assert code == 1 and KEY not in out + err
+    assert (
+        f"midflight: nothing was measured: 2 of 2 trajectories were lost to infrastructure failures: {reason}"
+        in err.splitlines()
+    )
+    if as_json:
+        found = json.loads(out)
+        assert (found["accuracy"], found["three_or_more"], found["by_kind"], found["by_level"]) == (None, None, {}, {})
+        assert (found["n"], found["infrastructure"], found["infrastructure_reasons"]) == (2, 2, {reason: 2})
+    else:
+        assert out.splitlines()[-1].split() == ["strong", "2", "-", "-", "0.00", "0.0", "2"]
+
+
+@pytest.mark.asyncio
+async def test_eval_of_which_a_part_is_left_says_why_and_is_a_result(tmp_path: Path) -> None:
+    def some(request: Request) -> Answer:
+        return error(400, "no seven") if b"7 times 7" in request.body else answer(request)
+
+    async with served(some) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        two = (tmp_path / "tasks.jsonl").read_text()
+        (tmp_path / "tasks.jsonl").write_text(two + two.replace('"q"', '"r"').replace("6 times", "7 times"))
+        code, out, err = await command("eval", recipe)
+    assert code == 0 and out.splitlines()[-1].split()[:3] == ["strong", "2", "50.0"]
+    assert (
+        "1 of 2 trajectories were lost to infrastructure failures: planner failed: "
+        f"{server.base_url}: HTTP 400: no seven" in err
+    )
+
+
+@pytest.mark.asyncio
 async def test_an_error_says_what_to_do_and_not_the_key(tmp_path: Path) -> None:
     async with served(error(401, f"bad {KEY}")) as server:
         recipe = str(written(tmp_path, server.base_url))

@@ -31,6 +31,17 @@ def test_a_step_is_one_line() -> None:
     assert stream.getvalue() == expected + "  infrastructure failures 2\n"
 
 
+def test_a_second_line_says_why_trajectories_of_a_step_were_lost() -> None:
+    stream = io.StringIO()
+    lost = {"trajectories": 8, "infrastructure": 3, "infrastructure_reasons": {"s: down": 2, "s: HTTP 401": 1}}
+    Progress(stream).step({**RECORD, **lost}, 20, 8.0)
+    assert stream.getvalue().splitlines()[1:] == [
+        "3 of 8 trajectories were lost to infrastructure failures, 2 of them so: s: down"
+    ]
+    Progress(stream).step({**RECORD, **lost, "infrastructure": 0, "infrastructure_reasons": {}}, 20, 8.0)
+    assert stream.getvalue().count("\n") == 3
+
+
 def test_what_a_record_lacks_is_a_dash() -> None:
     assert step_line({"step": 1, "drift": None}, 5, float("inf")) == (
         "step 1/5  reward -  signal -/-  turns -  tool errors -  - tok/s  drift -  left -"

@@ -12,7 +12,7 @@ import typer
 from midflight import looping
 from midflight.cli.options import AskingOverrides, ModelOption, RecipeArgument, check_model, refuse, refuse_training
 from midflight.engines.base import EngineError
-from midflight.errors import UserError
+from midflight.errors import InfrastructureError, UserError
 from midflight.recipe import load_recipe
 from midflight.recipe.rules import EMBEDDED_MODEL
 
@@ -71,7 +71,10 @@ def evaluate(
     overrides: AskingOverrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure a model on the recipe's held-out questions; without --model that of a run folder given as recipe."""
+    """Measure a model on the recipe's held-out questions; without --model that of a run folder given as recipe.
+
+    Exit code 1 where infrastructure failures left nothing to score.
+    """
     check_model(model)
     refuse_training(overrides or (), "eval")
     settings = load_recipe(recipe, overrides or (), training=False)
@@ -82,9 +85,16 @@ def evaluate(
 
     from midflight.evaluation.held_out import evaluate_model
     from midflight.progress import Progress
+    from midflight.rendering import losses
 
-    text, data = evaluate_model(settings, model, Progress())
+    progress = Progress()
+    text, data = evaluate_model(settings, model, progress)
     print(json.dumps(data) if as_json else text)
+    if data["infrastructure"]:
+        lost = losses(data["infrastructure"], data["n"], data["infrastructure_reasons"])
+        if data["accuracy"] is None:
+            raise InfrastructureError(f"nothing was measured: {lost}")
+        progress.note(lost)
 
 
 def credit(

@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from midflight import looping
 from midflight.agent import NotReplayable
-from midflight.agent.types import Turn
-from midflight.errors import UserError
+from midflight.agent.types import StopReason, Trajectory, Turn
+from midflight.errors import InfrastructureError, UserError
 from midflight.evaluation.credit import Change, TrajectoryCredit, counted, group_credit, monte_carlo_credit
 from midflight.evaluation.plots import write_credit_plot
-from midflight.evaluation.statistics import Estimate
+from midflight.evaluation.statistics import Estimate, infrastructure_reasons, nothing_scored
 from midflight.evaluation.text import table
 from midflight.progress import Progress
 from midflight.recipe.own import check_kept_tools, own_tools
 from midflight.recipe.resuming import read_recipe
 from midflight.recipe.rules import check
-from midflight.rendering import plain
+from midflight.rendering import losses, plain
 from midflight.rewards import checker_fault, score
 from midflight.store import PhaseLine, RunFolder, Store, TrajectoryRecord
 from midflight.tools.base import Tool
@@ -55,12 +56,16 @@ class Continuing:
 
 @dataclass(frozen=True)
 class Credited:
-    """A trajectory with the value of its turns, and how the continuations were made (None: by the group alone)."""
+    """A trajectory with the value of its turns, and how the continuations were made (None: by the group alone).
+
+    `reasons` are why infrastructure failures ended continuations.
+    """
 
     record: TrajectoryRecord
     credit: TrajectoryCredit
     continued: Continuing | None
     temperature: float | None
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
     def actions(self) -> list[str]:
         """What was chosen in each turn, on one line."""
@@ -108,11 +113,12 @@ def list_trajectories(run: Path, phase: str | None = None, step: int | None = No
             "-" if line.step is None else str(line.step),
             plain(line.question, 72),
             str(line.turns),
+            line.stop_reason,
             "-" if line.reward is None else f"{line.reward:g}",
         ]
         for line in lines
     ]
-    text = table(["id", "phase", "step", "question", "turns", "reward"], rows, left=4)
+    text = table(["id", "phase", "step", "question", "turns", "stopped", "reward"], rows, left=4)
     there = ", ".join(f"{plain(line.phase, 20)} {line.first_id} to {line.last_id}" for line in phases)
     footer = f"The last {len(lines)}; ids in the run: {there}. Narrow with --phase and --step."
     return f"{text}\n\n{footer}", [asdict(line) for line in lines]
@@ -130,6 +136,7 @@ def credit_trajectory(run: Path, trajectory: int, how: Continuing | None, progre
     Raises:
         UserError: no such run or trajectory, one without turns or reward or whose calls cannot be made again, or the
             model cannot be loaded.
+        InfrastructureError: no continuation came to its end.
     """
     if how is not None and how.continuations < 1:
         raise UserError(f"continuations = {how.continuations}: a state's value needs at least 1")
@@ -158,6 +165,12 @@ def _continued(
     seed = recipe.seed if how.seed is None else how.seed
     progress.note(f"loading {model}")
     built = build_agent(recipe, model, tools=how.tools, training=True)
+    made: list[Trajectory] = []
+
+    def ended(continuation: Trajectory) -> None:
+        made.append(continuation)
+        bar.advance()
+
     try:
         with progress.bar("continuing", len(record.trajectory.turns) * how.continuations) as bar:
             credit = looping.run(
@@ -169,15 +182,19 @@ def _continued(
                     seed=seed,
                     concurrency=recipe.evaluation.concurrency,
                     group=group,
-                    on_done=lambda _: bar.advance(),
+                    on_done=ended,
                 )
             )
     except NotReplayable as error:
         raise UserError(f"trajectory {record.id}: cannot be continued: {error}; use --group-only") from error
     finally:
         built.close()
+    stops, reasons = Counter(one.stop_reason for one in made), infrastructure_reasons(made)
+    if nothing_scored(stops):
+        lost = losses(stops[StopReason.INFRASTRUCTURE], len(made), reasons)
+        raise InfrastructureError(f"trajectory {record.id}: nothing was measured: {lost}")
     done = Continuing(how.continuations, model, seed, how.tools)
-    return Credited(record, credit, done, recipe.agent.planner.temperature)
+    return Credited(record, credit, done, recipe.agent.planner.temperature, reasons)
 
 
 def check_plot(path: Path) -> None:
@@ -255,7 +272,8 @@ def _notes(credited: Credited) -> list[str]:
     if made is not None and credited.credit.lost:
         total = made.continuations * len(credited.credit.turns)
         lost = credited.credit.lost
-        notes.append(f"{lost} of {total} continuations ended in infrastructure failures and are left out.")
+        why = f", most often: {max(credited.reasons, key=credited.reasons.__getitem__)}" if credited.reasons else "."
+        notes.append(f"{lost} of {total} continuations ended in infrastructure failures and are left out{why}")
     notes.append(
         "Group: mean reward of the members of its group that were in the state before the turn, and how many; where it "
         "was alone (1) that is its own reward."
@@ -349,8 +367,10 @@ def _find(run: Path, store: Store, trajectory: int) -> TrajectoryRecord:
             f"trajectory {trajectory}: run {run} has {first} to {last}; list them with: midflight credit --run {run}"
         )
     if not counted(record):
+        stop, why = record.trajectory.stop_reason, plain(record.trajectory.error)
+        ended = "an infrastructure failure ended it" if stop is StopReason.INFRASTRUCTURE else f"stopped: {stop}"
         raise UserError(
-            f"trajectory {trajectory}: an infrastructure failure ended it, so it has no reward; take another"
+            f"trajectory {trajectory}: {ended}{f' ({why})' if why else ''}, so it has no reward; take another"
         )
     if not record.trajectory.turns:
         raise UserError(f"trajectory {trajectory}: it has no turns; take another")

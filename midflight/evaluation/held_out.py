@@ -20,7 +20,8 @@ from midflight.tasks import Task, atlas_tasks, load_tasks
 def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tuple[str, dict[str, Any]]:
     """Ask every question; returns the table as text and all figures as plain data.
 
-    `model` is the planner's; None where the recipe names an engine for it.
+    `model` is the planner's; None where the recipe names an engine for it. Where nothing was scored the accuracies are
+    None and by kind and level there are none.
     """
     from midflight.building import build_agent
 
@@ -54,7 +55,10 @@ def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tup
             f"budget spent: {result.stop_reasons['budget']} trajectories ended without an answer, counted wrong"
         )
     used = {"usage": built.ledger.to_json()} if built.ledger.of else {}
-    return comparison_table({name: result}), result.to_json() | used
+    figures = result.to_json() | used
+    if result.nothing_scored:
+        figures |= {"accuracy": None, "three_or_more": None, "by_kind": {}, "by_level": {}}
+    return comparison_table({name: result}), figures
 
 
 def listed_tasks(source: HeldOutTasks | None) -> list[Task]:

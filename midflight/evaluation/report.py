@@ -131,14 +131,17 @@ def _judged(trajectory: Trajectory, reward: float) -> str:
 
 
 def comparison_table(results: Mapping[str, EvaluationResult]) -> str:
-    """One row a result: accuracy and level 3 or more with intervals, turns, errors, infrastructure failures."""
+    """One row a result: accuracy and level 3 or more with intervals, turns, errors, infrastructure failures.
+
+    Where nothing was scored the accuracies are dashes.
+    """
     headers = ["", "n", "accuracy %", "level 3+ %", "turns", "tool errors %", "infrastructure"]
     rows = [
         [
             name,
             str(result.n),
-            interval(result.accuracy),
-            interval(result.three_or_more),
+            interval(None if result.nothing_scored else result.accuracy),
+            interval(None if result.nothing_scored else result.three_or_more),
             f"{result.mean_turns:.2f}",
             percent(result.tool_error_rate),
             str(result.infrastructure),
@@ -166,12 +169,14 @@ def render_report(
         "Turns that ended in an error, per cent of all turns\n\n" + _errors(before, after),
         "Why trajectories stopped, number of trajectories\n\n" + _stops(before, after),
     ]
-    lost = {"before": before.infrastructure, "after": after.infrastructure}
-    for name, count in lost.items():
-        if count:
-            sections.append(
-                f"Note: {count} trajectories {name} training were lost to infrastructure failures; counted wrong above."
+    for name, result in (("before", before), ("after", after)):
+        if result.infrastructure:
+            note = (
+                f"Note: {result.infrastructure} trajectories {name} training were lost to infrastructure failures; "
+                "counted wrong above."
             )
+            reasons = (f"  {count}  {reason}" for reason, count in result.infrastructure_reasons.items())
+            sections.append("\n".join([note, *reasons]))
     if example is not None:
         sections.append("One question, before and after\n\n" + render_example(example))
     if closing:

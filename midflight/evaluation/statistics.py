@@ -1,27 +1,33 @@
 """What an evaluation found, from its scored trajectories.
 
 Invariant: every question counts. An infrastructure failure is a wrong answer here, in every denominator, and is also
-counted by itself, so that a number with failures in it is seen to have them.
+counted by itself, so that a number with failures in it is seen to have them. Where nothing else is left, there is no
+number (`EvaluationResult.nothing_scored`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from midflight.agent.types import ErrorKind, StopReason, Trajectory, Turn
 from midflight.errors import reading
 from midflight.evaluation.intervals import bootstrap_mean
+from midflight.rendering import plain
 from midflight.tasks.base import Task
 from midflight.tools.base import FINISH
 
 UNKNOWN_TOOL = "(unknown)"
 """All actions that name no tool of the toolset, in `tool_shares`."""
+MOST_REASONS = 3
+"""Reasons for infrastructure failures that are kept, the most frequent ones."""
+_TRIED = re.compile(r"\d+ attempts|\d+(\.\d+)? s\b")
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,13 @@ class EvaluationResult:
     stop_reasons: dict[str, int]
     infrastructure: int
     """Trajectories lost to an engine, judge or sandbox: counted wrong above."""
+    infrastructure_reasons: dict[str, int] = field(default_factory=dict)
+    """See `infrastructure_reasons`."""
+
+    @property
+    def nothing_scored(self) -> bool:
+        """See `nothing_scored`: accuracies are then of no answer at all, and no result."""
+        return nothing_scored(self.stop_reasons)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` gives back an equal result."""
@@ -146,12 +159,32 @@ def summarise(scored: Sequence[Scored], *, resamples: int = 2000, seed: int = 0)
         mean_turns=len(turns) / len(scored),
         stop_reasons={reason.value: stops[reason] for reason in StopReason if stops[reason]},
         infrastructure=stops[StopReason.INFRASTRUCTURE],
+        infrastructure_reasons=infrastructure_reasons(item.trajectory for item in scored),
     )
 
 
 def counted_reward(item: Scored) -> float:
     """The reward as evaluation counts it: 0 for an infrastructure failure and the like, whatever was scored."""
     return 0.0 if item.trajectory.stop_reason.lost else item.reward
+
+
+def nothing_scored(stops: Collection[str]) -> bool:
+    """Whether trajectories that ended for these reasons were all lost, any of them to an infrastructure failure."""
+    return StopReason.INFRASTRUCTURE in stops and all(StopReason(stop).lost for stop in stops)
+
+
+def infrastructure_reasons(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """Why trajectories were lost to infrastructure failures, one line each, and how many, the most frequent first.
+
+    Reasons that differ in attempts and seconds alone are one. At most MOST_REASONS.
+    """
+    found: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for one in trajectories:
+        if one.stop_reason is StopReason.INFRASTRUCTURE and one.error:
+            reason = plain(one.error)
+            found[first.setdefault(_TRIED.sub("", reason), reason)] += 1
+    return dict(found.most_common(MOST_REASONS))
 
 
 def tool_shares(turns: Iterable[Turn]) -> dict[str, float]:

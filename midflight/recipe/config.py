@@ -269,7 +269,7 @@ class TrainingConfig(Section):
     overlong_penalty: float = Field(default=1.0, gt=0, le=1e6)
     """Used by `overlong: penalise`."""
     loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
-    """See `training/losses.py`. With one optimizer step a batch (`epochs` and `mini_batches` 1) all have one gradient."""
+    """See `training/losses.py`. With one optimizer step a batch (`epochs` and `mini_batches` 1) all are the same."""
     weighting: Literal["trajectory", "turn", "token"] = "trajectory"
     """What counts alike: trajectories, then the turns of each, then the tokens of each (Flow-GRPO); or all turns, then
     the tokens of each; or all tokens."""

@@ -276,7 +276,7 @@ class Store:
         where, values = _where({"phase": phase, "step": step})
         with self._reading("its trajectories"):
             rows = self._connection.execute(
-                "SELECT id, phase, step, group_name, query_text, reward, "
+                "SELECT id, phase, step, group_name, query_text, stop_reason, reward, "
                 f"(SELECT count(*) FROM turns WHERE trajectory_id = id) AS turns FROM trajectories {where} "
                 "ORDER BY id DESC LIMIT ?",
                 [*values, count],
@@ -292,6 +292,7 @@ class Store:
                 group=decode_text(row["group_name"]),
                 question=decode_text(row["query_text"]),
                 turns=row["turns"],
+                stop_reason=row["stop_reason"],
                 reward=row["reward"],
             )
 

@@ -14,7 +14,7 @@ class NewTrajectory:
     """A trajectory to write, with its place in the run."""
 
     phase: str
-    """What it was made for: `train`, `before`, `after`, `interrupted` (of a step that Ctrl-C ended), or, where a
+    """What it was made for: `train`, `before`, `after`, `interrupted` (of a step stopped in its rollouts), or, where a
     supervised run keeps what it learns from, `demonstration`."""
     step: int | None
     """Training step; None outside training."""
@@ -47,6 +47,7 @@ class TrajectoryLine:
     group: str
     question: str
     turns: int
+    stop_reason: str
     reward: float | None
 
 

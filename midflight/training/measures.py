@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from midflight.agent.types import StopReason
-from midflight.evaluation.statistics import error_rates, tool_error_rate, tool_shares
+from midflight.evaluation.statistics import error_rates, infrastructure_reasons, tool_error_rate, tool_shares
 from midflight.training.advantages import Placed, carries
 from midflight.training.rollouts import Group
 
@@ -26,6 +26,7 @@ def step_record(step: int, groups: Sequence[Group], placed: Sequence[Placed]) ->
         "groups_all_right": sum(bool(group.scored) and min(r for _, r in group.scored) == 1 for group in groups),
         "trajectories": len(trajectories),
         "infrastructure": sum(one.stop_reason is StopReason.INFRASTRUCTURE for one in trajectories),
+        "infrastructure_reasons": infrastructure_reasons(trajectories),
         "stragglers": sum(one.stop_reason is StopReason.CANCELLED for one in trajectories),
         "turns": len(turns) / max(len(trajectories), 1),
         "tool_shares": tool_shares(turns),
@@ -35,13 +36,14 @@ def step_record(step: int, groups: Sequence[Group], placed: Sequence[Placed]) ->
     }
 
 
-def _mean(values: Iterable[float]) -> float:
+def _mean(values: Iterable[float]) -> float | None:
+    """None where nothing was scored, which is no reward of 0."""
     listed = list(values)
-    return sum(listed) / len(listed) if listed else 0.0
+    return sum(listed) / len(listed) if listed else None
 
 
 def _means(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     grouped: dict[str, list[float]] = {}
     for key, value in pairs:
         grouped.setdefault(key, []).append(value)
-    return {key: _mean(values) for key, values in sorted(grouped.items())}
+    return {key: sum(values) / len(values) for key, values in sorted(grouped.items())}

@@ -6,12 +6,16 @@ Invariant: a lost trajectory (`StopReason.lost`) is counted and left out of its 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from midflight import looping
 from midflight.agent.flow import AgentFlow
-from midflight.agent.types import Query, Trajectory
+from midflight.agent.types import Query, StopReason, Trajectory
+from midflight.errors import TrainingStopped
+from midflight.evaluation.statistics import infrastructure_reasons, nothing_scored
+from midflight.rendering import losses
 from midflight.seeds import derive
 from midflight.tasks.base import Task
 
@@ -70,3 +74,22 @@ async def collect(
         trajectories, rewards = zip(*(job.result() for job in members), strict=True)
         groups.append(Group(task, trajectories, rewards))
     return groups
+
+
+def check_lost(what: str, trajectories: Sequence[Trajectory]) -> None:
+    """Let no more be made of these trajectories where the budget ended one, or all were lost.
+
+    Trajectories that only the time limit of a step cut off stop nothing; where infrastructure failures took all others,
+    they do not count.
+
+    Raises:
+        TrainingStopped: `what` is where, such as `step 3`.
+    """
+    kept = "what was saved before is kept: go on with --resume"
+    for one in trajectories:
+        if one.stop_reason is StopReason.BUDGET:
+            raise TrainingStopped(f"{what}: {one.error}; {kept} and a larger budget")
+    stops = Counter(one.stop_reason for one in trajectories)
+    if nothing_scored(stops):
+        lost = losses(stops[StopReason.INFRASTRUCTURE], len(trajectories), infrastructure_reasons(trajectories))
+        raise TrainingStopped(f"{what}: {lost}; {kept}")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from midflight import looping
-from midflight.agent.types import StopReason
 from midflight.building import assemble, check_prompt_fits, close_all, engines_of, local_engine, toolset_of
 from midflight.engines.base import Engine
 from midflight.engines.http.usage import difference
@@ -34,6 +33,7 @@ from midflight.recipe.config import TrainingConfig
 from midflight.recipe.own import keep_tools, own_tools
 from midflight.recipe.resuming import save_recipe
 from midflight.recipe.tool_rules import has_frozen_models
+from midflight.rendering import losses
 from midflight.rewards import score
 from midflight.seeds import derive
 from midflight.store import MetricsWriter, NewTrajectory, RunFolder, Store
@@ -43,6 +43,7 @@ from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, s
 from midflight.training.drift import DriftError
 from midflight.training.finished import TrainReport
 from midflight.training.policy import Policy, SyncError
+from midflight.training.rollouts import check_lost
 from midflight.training.step import GradientError, OutOfMemory, Updater, is_out_of_memory, learning_rate
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def conduct(session: Session, *, resume: bool, evaluate_ends: bool) -> TrainRepo
     try:
         with session.folder.create().locked():
             return session.run(resume=resume, evaluate_ends=evaluate_ends)
+    except TrainingStopped:  # also one that tells of an engine out of memory
+        raise
     except (DriftError, SyncError, GradientError, OutOfMemory) as error:
         raise TrainingStopped(str(error)) from error
     except OSError as error:
@@ -288,12 +291,6 @@ class Session(ABC):
                 )
             )
         self.ledger.save(self.folder.usage)
-        for item in scored:
-            if item.trajectory.stop_reason is StopReason.BUDGET:
-                raise TrainingStopped(
-                    f"evaluation {phase} training: {item.trajectory.error}; what was saved before is kept: go on with "
-                    "--resume and a larger budget"
-                )
         store.add_trajectories(
             run_id,
             [
@@ -301,10 +298,14 @@ class Session(ABC):
                 for index, item in enumerate(scored)
             ],
         )
+        check_lost(f"evaluation {phase} training", [item.trajectory for item in scored])
         return self._summarised(scored, phase)
 
     def _summarised(self, scored: Sequence[Scored], phase: str) -> EvaluationResult:
         result = summarise(scored, resamples=self.recipe.evaluation.bootstrap, seed=self.recipe.seed)
+        if result.infrastructure:
+            lost = losses(result.infrastructure, result.n, result.infrastructure_reasons)
+            self.progress.note(f"evaluation {phase} training: {lost}")
         result.save(self.folder.eval_before if phase == "before" else self.folder.eval_after)
         return result
 

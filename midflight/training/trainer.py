@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from midflight import looping
-from midflight.agent.types import StopReason, Trajectory
+from midflight.agent.types import Trajectory
 from midflight.errors import TrainingStopped
 from midflight.evaluation.held_out import file_tasks, listed_tasks
 from midflight.progress import Bar, Progress
@@ -27,7 +27,7 @@ from midflight.training.data import ListSource, Source, TaskStream, atlas_source
 from midflight.training.finished import TrainReport, finished
 from midflight.training.measures import step_record
 from midflight.training.returns import advantages, carries_signal, rows_of, weighted_rows
-from midflight.training.rollouts import Group, collect
+from midflight.training.rollouts import Group, check_lost, collect
 from midflight.training.session import Session, conduct, new_trajectory
 from midflight.training.step import UpdateMetrics
 
@@ -57,8 +57,8 @@ def train(
 
     Raises:
         UserError: something given is wrong; nothing was done.
-        TrainingStopped: sampler and trainer disagree, the gradient is not finite, memory ran out, or the run cannot be
-            written.
+        TrainingStopped: sampler and trainer disagree, the gradient is not finite, memory ran out, the run cannot be
+            written, the budget is spent, or a step or an evaluation lost all its trajectories to the infrastructure.
         KeyboardInterrupt: interrupted; finished trajectories of the step and the last checkpoint are kept.
     """
     progress, folder = progress or Progress(), RunFolder(run_dir)
@@ -177,19 +177,13 @@ class Trainer(Session):
                 seed = derive(self.recipe.seed, "rollouts", step, len(groups))
                 cancel = None if timer is None else late
                 groups += await collect(self.train_flow, tasks, self.settings.group_size, score, seed, keep, cancel)
-        except (asyncio.CancelledError, KeyboardInterrupt):
+            check_lost(f"step {step}", [one for group in groups for one in group.trajectories])
+        except (asyncio.CancelledError, KeyboardInterrupt, TrainingStopped):
             store.add_trajectories(run_id, finished)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-        for trajectory in (one for group in groups for one in group.trajectories):
-            if trajectory.stop_reason is StopReason.BUDGET:
-                store.add_trajectories(run_id, finished)
-                raise TrainingStopped(
-                    f"step {step}: {trajectory.error}; what was saved before is kept: go on with --resume and a larger "
-                    "budget"
-                )
         return groups
 
 

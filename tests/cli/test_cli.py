@@ -24,6 +24,8 @@ from midflight.recipe import load_recipe, resolved
 from tests.cli.lines import Stub, line
 from tests.training.recorded import act, entry, record_run
 
+NONE_LOST = {"n": 2, "infrastructure": 0}
+
 
 def test_train_prints_the_report(stub: Stub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[tuple[str, int, Path, bool]] = []
@@ -135,7 +137,7 @@ def test_ctrl_c_says_how_to_go_on(stub: Stub, capsys: pytest.CaptureFixture[str]
 def test_eval_of_a_run_folder_measures_what_it_trained(
     stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (str(model), {}))
+    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (str(model), NONE_LOST))
     shutil.copytree(Path(__file__).resolve().parents[2] / "recipes", tmp_path, dirs_exist_ok=True)
     (tmp_path / "quickstart.yaml").rename(tmp_path / "recipe.yaml")
     assert run(["eval", str(tmp_path)]) == 0
@@ -147,10 +149,10 @@ def test_eval_of_a_run_folder_measures_what_it_trained(
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_eval_prints_a_table_or_json(stub: Stub, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (f"{model} 50", {"n": 2}))
+    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (f"{model} 50", NONE_LOST))
     stub("midflight.progress", Progress=object)
     assert run(["eval", "quickstart", "--model", "smollm2-135m", *(["--json"] if as_json else [])]) == 0
-    assert capsys.readouterr().out == ('{"n": 2}\n' if as_json else "smollm2-135m 50\n")
+    assert capsys.readouterr().out == ('{"n": 2, "infrastructure": 0}\n' if as_json else "smollm2-135m 50\n")
 
 
 @pytest.mark.usefixtures("no_work")
@@ -204,7 +206,9 @@ def test_help_shows_a_change_that_does_something(
 
 
 def test_asking_needs_no_setting_of_training(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (recipe.model.dtype, {}))
+    stub(
+        "midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (recipe.model.dtype, NONE_LOST)
+    )
     stub("midflight.progress", Progress=object)
     half = ["quickstart", "model.dtype=bfloat16"]  # which training refuses without another training.max_drift
     assert run(["eval", *half, "--model", "smollm2-135m", "train_tasks.kinds=[capital]"]) == 0

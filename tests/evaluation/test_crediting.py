@@ -60,7 +60,7 @@ def new(of: Trajectory, reward: float | None, step: int | None = 1, **changes: A
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder with a run `r` of eight trajectories."""
     monkeypatch.chdir(tmp_path)
-    failed = replace(made("finish"), stop_reason=StopReason.INFRASTRUCTURE, answer=None)
+    failed = replace(made("finish"), stop_reason=StopReason.INFRASTRUCTURE, answer=None, error="planner failed: gone")
     lost = trajectory(turn(1, "population", "Peru", "no", ErrorKind.TOOL_ERROR), stop=StopReason.CONTEXT_OVERFLOW)
     unknown = replace(PERU, checker="gone")
     with Store(tmp_path / "r/store.sqlite") as store:
@@ -177,7 +177,24 @@ def test_lost_continuations_are_counted_and_what_they_leave_open_is_a_dash(
     first, second = (line.split() for line in printed.splitlines()[6:8])
     assert first == ["1", "population:", "Chad", "17179740", "-", "0.00", "-", "0.33", "(3)", "-0.33"]
     assert second[:6] == ["2", "finish", "0.00", "[0.00,", "0.49]", "0.00"]
-    assert "\n4 of 8 continuations ended in infrastructure failures and are left out.\n" in printed
+    assert (
+        "\n4 of 8 continuations ended in infrastructure failures and are left out, most often: planner failed 1 "
+        "times:\ndown\n" in printed
+    )
+
+
+def test_where_every_continuation_is_lost_nothing_is_said_but_why(
+    folder: Path, builder: Builder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store(folder / "r/store.sqlite") as store:
+        store.add_trajectories(1, [new(made("finish"), 0.0, 2)])
+    builder.down = True
+    assert run(["credit", "9", "--run", "r", "--continuations", "4"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.splitlines()[-1] == (
+        "midflight: trajectory 9: nothing was measured: 4 of 4 trajectories were lost to infrastructure failures: "
+        "planner failed 1 times: down"
+    )
 
 
 def with_box(folder: Path) -> None:
@@ -277,12 +294,12 @@ def test_group_only(folder: Path, builder: Builder, capsys: pytest.CaptureFixtur
 def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["credit", "--run", "r", "--phase", "train", "--step", "1"]) == 0
     assert capsys.readouterr().out == (
-        "id  phase  step  question                       turns  reward\n"
-        "--  -----  ----  -----------------------------  -----  ------\n"
-        "2   train  1     How many people live in Peru?      2       1\n"
-        "3   train  1     How many people live in Peru?      2       0\n"
-        "4   train  1     How many people live in Peru?      3       0\n"
-        "5   train  1     How many people live in Peru?      1       -\n"
+        "id  phase  step  question                       turns         stopped  reward\n"
+        "--  -----  ----  -----------------------------  -----  --------------  ------\n"
+        "2   train  1     How many people live in Peru?      2        finished       1\n"
+        "3   train  1     How many people live in Peru?      2        finished       0\n"
+        "4   train  1     How many people live in Peru?      3        finished       0\n"
+        "5   train  1     How many people live in Peru?      1  infrastructure       -\n"
         "\n"
         "The last 4; ids in the run: before 1 to 1, train 2 to 7, after 8 to 8. Narrow with --phase and --step.\n"
     )
@@ -296,6 +313,7 @@ def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "group": "peru",
         "question": PERU.question,
         "turns": 2,
+        "stop_reason": "finished",
         "reward": 1.0,
     }
     with Store(folder / "r/store.sqlite") as store:
@@ -311,7 +329,11 @@ def test_the_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["9"], "trajectory 9: run r has 1 to 8; list them with: midflight credit --run r"),
         (["0"], "trajectory 0: run r has 1 to 8; "),
         (["9" * 30], f"trajectory {'9' * 30}: run r has 1 to 8; "),
-        (["5"], "trajectory 5: an infrastructure failure ended it, so it has no reward; take another"),
+        (
+            ["5"],
+            "trajectory 5: an infrastructure failure ended it (planner failed: gone), so it has no reward; take "
+            "another",
+        ),
         (["6"], "trajectory 6: it has no turns; take another"),
         (["8"], "trajectory 8: its continuations cannot be scored: unknown checker 'gone'; valid: exact, numeric; "),
         (["--phase", "trian"], "--phase trian: run r has before, train, after"),

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -42,6 +43,14 @@ def test_lines_hold_what_was_recorded_in_the_units_of_the_axis() -> None:
     assert reward["all (mean reward)"] == [0.25, 0.5]
     assert reward["level 1"] == [0.5, 1.0]
     assert reward["level 2"][0] == 0.0 and reward["level 2"][1] != reward["level 2"][1]
+
+
+def test_a_step_without_a_reward_is_a_gap() -> None:
+    axes = Figure().add_subplot()
+    draw_reward(axes, [{"step": 1, "reward": None, "success_by_level": {}}, *RECORDS])
+    (line,) = axes.get_lines()[-1:]
+    assert line.get_label() == "all (mean reward)" and math.isnan(line.get_ydata()[0])
+    assert list(line.get_ydata()[1:]) == [0.25, 0.5]
 
 
 def test_bars_stand_for_each_kind_and_for_all() -> None:

@@ -98,6 +98,7 @@ def test_the_report_says_what_changed_and_what_was_lost(tmp_path: Path) -> None:
         scored(task("a"), 0.0, stop=StopReason.INFRASTRUCTURE),
         scored(SUM, 1.0, turn(1, "population"), turn(2, "finish")),
     ]
+    after_items[0] = replace(after_items[0], trajectory=replace(after_items[0].trajectory, error="s: down"))
     before, after = summarise(before_items), summarise(after_items)
     example = pick_example(before_items, after_items)
     text = render_report(before, after, example=example, closing=["Run folder: runs/x", "Next: midflight solve"])
@@ -116,7 +117,8 @@ def test_the_report_says_what_changed_and_what_was_lost(tmp_path: Path) -> None:
         "finished 2 1",
         "infrastructure 0 1",
     ]
-    assert "Note: 1 trajectories after training were lost to infrastructure failures; counted wrong above." in lines
+    note = lines.index("Note: 1 trajectories after training were lost to infrastructure failures; counted wrong above.")
+    assert lines[note + 1 : note + 3] == ["  1  s: down", ""]
     assert lines[-2:] == ["Run folder: runs/x", "Next: midflight solve"]
     assert not any(line != line.rstrip() for line in lines)
     folder = RunFolder(tmp_path).create()
@@ -160,6 +162,8 @@ def test_the_comparison_has_one_row_a_result() -> None:
         "frozen   1  100.0 [100.0, 100.0]  100.0 [100.0, 100.0]   1.00            0.0               0",
         "trained  1        0.0 [0.0, 0.0]                     -   0.00            0.0               0",
     ]
+    nothing = summarise([scored(SUM, 0.0, stop=StopReason.INFRASTRUCTURE)])
+    assert comparison_table({"m": nothing}).splitlines()[2].split() == ["m", "1", "-", "-", "0.00", "0.0", "1"]
 
 
 def test_a_verdict_with_a_reason_is_shown() -> None:

@@ -1,10 +1,12 @@
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from midflight.agent.types import ErrorKind, Query, StopReason
 from midflight.evaluation import Estimate, EvaluationResult, Scored, bootstrap_mean, summarise
+from midflight.evaluation.statistics import infrastructure_reasons
 from tests.agent.doubles import compact_flow
 from tests.evaluation.build import scored, task, turn
 
@@ -73,6 +75,30 @@ def test_turns_tools_errors_and_stops() -> None:
     assert result.stop_reasons == {"finished": 3, "max_turns": 1, "infrastructure": 1}
 
 
+def test_why_trajectories_were_lost_is_one_line_each_however_often_tried() -> None:
+    def lost(error: str, stop: StopReason = StopReason.INFRASTRUCTURE) -> Scored:
+        item = scored(task("a"), 0.0, stop=stop)
+        return replace(item, trajectory=replace(item.trajectory, error=error))
+
+    down = [lost(f"s: no\n\x1b ({number} attempts in {number}.5 s)") for number in range(2)]
+    many = [lost(f"s: HTTP {status}") for status in (401, 402, 403, 403, 403)]
+    silent = [lost(""), lost("spent", StopReason.BUDGET), lost("too long", StopReason.CONTEXT_OVERFLOW)]
+    result = summarise([*down, lost("s: no \x1b (0 attempts in 12 s)"), *many, *silent])
+    assert (result.infrastructure, result.n) == (9, 11)
+    assert list(result.infrastructure_reasons.items()) == [
+        ("s: no ? (0 attempts in 0.5 s)", 3),
+        ("s: HTTP 403", 3),
+        ("s: HTTP 401", 1),
+    ]
+    assert infrastructure_reasons([lost("x" * 400).trajectory]) == {"x" * 297 + "...": 1}
+
+
+def test_nothing_is_scored_where_all_are_lost_and_the_infrastructure_had_a_part() -> None:
+    gone, spent = (scored(task("a"), 0.0, stop=stop) for stop in (StopReason.INFRASTRUCTURE, StopReason.BUDGET))
+    assert all(summarise(items).nothing_scored for items in ([gone], [gone, spent]))
+    assert not any(summarise(items).nothing_scored for items in ([spent], [*MIXED, gone], MIXED[:1]))
+
+
 def test_a_call_that_was_refused_for_its_limit_is_an_error_of_its_kind() -> None:
     flow, _ = compact_flow(["population: Peru", "population: Chad", "finish"], max_calls=1)
     made = asyncio.run(flow.run(Query("?")))
@@ -86,6 +112,9 @@ def test_a_result_comes_back_equal_from_its_file(tmp_path: Path) -> None:
         result = summarise(items)
         result.save(tmp_path / name)
         assert EvaluationResult.load(tmp_path / name) == result
+    record = summarise(MIXED).to_json()
+    del record["infrastructure_reasons"]  # as earlier versions wrote it
+    assert EvaluationResult.from_json(record) == summarise(MIXED)
     assert summarise(MIXED[:2]).three_or_more is None
 
 

@@ -167,10 +167,12 @@ def test_the_last_trajectories_in_short_and_what_the_phases_hold(tmp_path: Path)
             PhaseLine("after", 4, 4, None, None),
         ]
         assert store.last_trajectories(2) == [
-            TrajectoryLine(4, "after", None, "t1", "Capital of Ghana?", 2, 1.0),
-            TrajectoryLine(5, "before", None, "t1", "Capital of Ghana?", 2, 1.0),
+            TrajectoryLine(4, "after", None, "t1", "Capital of Ghana?", 2, "verified", 1.0),
+            TrajectoryLine(5, "before", None, "t1", "Capital of Ghana?", 2, "verified", 1.0),
         ]
-        assert store.last_trajectories(9, "train", 2) == [TrajectoryLine(3, "train", 2, "t1", "q", 0, None)]
+        assert store.last_trajectories(9, "train", 2) == [
+            TrajectoryLine(3, "train", 2, "t1", "q", 0, BROKEN.stop_reason, None)
+        ]
         assert [line.id for line in store.last_trajectories(9, phase="train")] == [2, 3]
         assert [line.id for line in store.last_trajectories(9, step=1)] == [2]
 
