@@ -66,7 +66,8 @@ def sft(
 
     Raises:
         UserError: something given is wrong, or nothing is left to learn from; nothing was done.
-        TrainingStopped: the gradient is not finite, memory ran out, or a sync went wrong.
+        TrainingStopped: the gradient is not finite, memory ran out, a sync went wrong, the run cannot be written, the
+            budget is spent, or an evaluation lost all its trajectories to the infrastructure.
         KeyboardInterrupt: interrupted; the last checkpoint is kept.
     """
     check_run_folder(run_dir, recipe, resume=wanted is None, command="sft", own_tools=own_tools(recipe, tools))
