@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from midflight.progress import Progress
 from midflight.recipe import Recipe, resolved
 from midflight.recipe.config import TrainingConfig
 from midflight.recipe.own import keep_tools, own_tools
-from midflight.recipe.resuming import save_recipe
+from midflight.recipe.resuming import begin, save_recipe
 from midflight.recipe.tool_rules import has_frozen_models
 from midflight.rewards import score
 from midflight.seeds import derive
@@ -86,15 +86,21 @@ def finished(folder: RunFolder, progress: Progress) -> TrainReport | None:
     return TrainReport(folder, closing.steps, before, after, closing.seconds)
 
 
-def conduct(session: Session, *, resume: bool, evaluate_ends: bool) -> TrainReport:
-    """Run a session to its end.
+def conduct(
+    session: Session, *, resume: bool, evaluate_ends: bool, keep: Callable[[], None] = lambda: None
+) -> TrainReport:
+    """Run a session to its end; `keep` writes what a new run keeps of what it was given.
 
     Raises:
+        UserError: since it was looked at, another process made a run in the folder.
         TrainingStopped: sampler and trainer disagree, the gradient is not finite, memory ran out, or the run cannot be
             written.
     """
     try:
         with session.folder.create().locked():
+            if not resume:
+                begin(session.folder)
+                keep()
             return session.run(resume=resume, evaluate_ends=evaluate_ends)
     except (DriftError, SyncError, GradientError, OutOfMemory) as error:
         raise TrainingStopped(str(error)) from error

@@ -69,9 +69,12 @@ def train(
         if done is not None:
             return done
     trainer = Trainer(recipe, run_dir, progress, tools, tasks, eval_tasks)
-    if not resume:
-        keep_tasks(folder, tasks, eval_tasks, resume=False)
-    return conduct(trainer, resume=resume, evaluate_ends=evaluate_ends)
+    return conduct(
+        trainer,
+        resume=resume,
+        evaluate_ends=evaluate_ends,
+        keep=lambda: keep_tasks(folder, tasks, eval_tasks, resume=False),
+    )
 
 
 class Trainer(Session):
