@@ -33,7 +33,7 @@ from midflight.progress import Progress
 from midflight.recipe import Recipe, resolved
 from midflight.recipe.config import TrainingConfig
 from midflight.recipe.own import keep_tools, own_tools
-from midflight.recipe.resuming import begin, save_recipe
+from midflight.recipe.resuming import begin, going_on, save_recipe
 from midflight.recipe.tool_rules import has_frozen_models
 from midflight.rewards import score
 from midflight.seeds import derive
@@ -268,10 +268,18 @@ class Session(ABC):
             elif ask and done == 0:
                 before = self._evaluate(store, run_id, "before")
             walls: list[float] = []
+            saved = done
             for step in range(done + 1, self.settings.steps + 1):
                 began = time.monotonic()
                 spent = self.ledger.to_json()
-                record = self._step(store, run_id, step)
+                try:
+                    record = self._step(store, run_id, step)
+                except CannotWrite:
+                    raise
+                except TrainingStopped:  # in the rollouts: the weights are still those of the step before
+                    if step - 1 > saved:
+                        self._save(store, metrics, step - 1)
+                    raise
                 if self.ledger.of:
                     record["usage"] = difference(self.ledger.to_json(), spent)
                 metrics.write(record)
@@ -280,9 +288,8 @@ class Session(ABC):
                 self.progress.step(record, self.settings.steps, left)
                 self.ledger.save(self.folder.usage)
                 if step % self.settings.save_every == 0 or step == self.settings.steps:
-                    store.to_disk()
-                    metrics.to_disk()
-                    self._save(step)  # so that no step a checkpoint has done is missing from either
+                    self._save(store, metrics, step)
+                    saved = step
             after = self._evaluate(store, run_id, "after") if ask else None
             plots = write_plots(self.folder.path)
             seconds = earlier + time.monotonic() - started
@@ -292,7 +299,11 @@ class Session(ABC):
 
     @abstractmethod
     def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
-        """Make step `step`, counted from 1, and sync; returns its metrics record."""
+        """Make step `step`, counted from 1, and sync; returns its metrics record.
+
+        Raises:
+            TrainingStopped: before anything of the step moved the weights; what was made so far is then saved.
+        """
 
     def _evaluate(self, store: Store, run_id: int, phase: str) -> EvaluationResult:
         """Ask the held-out questions."""
@@ -314,8 +325,8 @@ class Session(ABC):
         for item in scored:
             if item.trajectory.stop_reason is StopReason.BUDGET:
                 raise TrainingStopped(
-                    f"evaluation {phase} training: {item.trajectory.error}; what was saved before is kept: go on with "
-                    "--resume and a larger budget"
+                    f"evaluation {phase} training: {item.trajectory.error}; go on with a larger budget: "
+                    f"{going_on(self.folder.path)}"
                 )
         store.add_trajectories(
             run_id,
@@ -361,7 +372,10 @@ class Session(ABC):
         )
         write_report(self.folder, before, after, text, closing)
 
-    def _save(self, step: int) -> None:
+    def _save(self, store: Store, metrics: MetricsWriter, step: int) -> None:
+        """Write a checkpoint; no step that it has done is missing from store or metrics."""
+        store.to_disk()
+        metrics.to_disk()
         success = self.stream.success
         save_checkpoint(
             self.folder.checkpoints,

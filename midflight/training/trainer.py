@@ -16,7 +16,7 @@ from midflight.evaluation.held_out import file_tasks, listed_tasks
 from midflight.progress import Bar, Progress
 from midflight.recipe import Recipe
 from midflight.recipe.own import keep_tasks, own_tools, with_own_tasks
-from midflight.recipe.resuming import check_run_folder
+from midflight.recipe.resuming import check_run_folder, going_on
 from midflight.rewards import score
 from midflight.seeds import derive
 from midflight.store import NewTrajectory, RunFolder, Store
@@ -190,8 +190,8 @@ class Trainer(Session):
             if trajectory.stop_reason is StopReason.BUDGET:
                 store.add_trajectories(run_id, finished)
                 raise TrainingStopped(
-                    f"step {step}: {trajectory.error}; what was saved before is kept: go on with --resume and a larger "
-                    "budget"
+                    f"step {step}: {trajectory.error}; what was trained is saved, go on with a larger budget: "
+                    f"{going_on(self.folder.path)}"
                 )
         return groups
 

@@ -54,9 +54,10 @@ def test_steps_on_a_server_are_the_steps_in_one_process(server: str, model: Path
 
 
 def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on(server: str, model: Path, tmp_path: Path) -> None:
-    settings = on_server(server, model)
-    with pytest.raises(TrainingStopped, match=r"step 2: budget.tokens = .*: go on with --resume and a larger budget"):
+    settings = [*on_server(server, model), "training.save_every=5"]
+    with pytest.raises(TrainingStopped, match=r"step 2: budget.tokens = .*; what was trained is saved, go on with a "):
         run(recipe(model, *settings, "budget.tokens=2000", steps=3), tmp_path / "run")
+    assert [one.name for one in RunFolder(tmp_path / "run").checkpoints.iterdir()] == ["step-00001"]
     assert [record["step"] for record in read_metrics(RunFolder(tmp_path / "run").metrics)] == [1]
     used = json.loads(RunFolder(tmp_path / "run").usage.read_text())
     most = max(used["prompt_tokens"] + used["completion_tokens"], 2000) + 1
