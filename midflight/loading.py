@@ -6,6 +6,7 @@ torch is imported where a model is loaded, and nowhere else.
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from midflight.store.seals import STATE, fault, newest_whole
 
 if TYPE_CHECKING:
     from midflight.engines.local import LoadedModel
+
+TRIES = 3
+"""How often the newest checkpoint of a run is taken, where the run drops it before it is read."""
 
 
 @contextmanager
@@ -47,14 +51,42 @@ def load_named(recipe: Recipe, name: str) -> LoadedModel:
 def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple[LoadedModel, str]:
     """A model by any name a user may give, adapters merged in; and the name of the model all training began with.
 
-    `say` gets a line for each checkpoint of a run that is passed over.
+    `say` gets a line for each checkpoint of a run that is passed over, or that the run drops while it is read.
+
+    Raises:
+        UserError: there is none of this name, or it cannot be read.
     """
     from midflight.engines.local import ModelError
 
-    folder = Path(name)
-    if (folder / "recipe.yaml").is_file():
-        folder = trained_folder(folder, say)
-    elif (folder / STATE).is_file() and (reason := fault(folder)):
+    runs, lost = RunFolder(Path(name)).recipe.is_file(), None
+    for _ in range(TRIES if runs else 1):
+        folder = trained_folder(Path(name), say) if runs else Path(name)
+        try:
+            if not _dropped(folder):
+                return _load(recipe, name, folder, say)
+        except Exception as error:  # each reader has an error of its own for files that go away under it
+            if not _dropped(folder):
+                raise
+            lost = error
+        if runs:
+            say(f"{folder} was dropped by its run before it was read")
+    raise ModelError(
+        f"model.name={folder}: not there; a run that trains on keeps its newest checkpoints and drops others; name the "
+        f"run, {folder.parent.parent}, for the newest"
+    ) from lost
+
+
+def _dropped(folder: Path) -> bool:
+    """Whether it was, or would have been, a checkpoint of a run, which has removed it."""
+    run = RunFolder(folder.parent.parent)
+    return folder.parent == run.checkpoints and run.recipe.is_file() and not os.path.lexists(folder)
+
+
+def _load(recipe: Recipe, name: str, folder: Path, say: Callable[[str], None]) -> tuple[LoadedModel, str]:
+    """`load_trained` of a `folder`, or of a `name` that is none."""
+    from midflight.engines.local import ModelError
+
+    if folder == Path(name) and (folder / STATE).is_file() and (reason := fault(folder)):
         raise ModelError(f"model.name={name}: the checkpoint is not whole ({reason}); name another, or its run")
     base = _base_of(folder)
     if base is not None and Path(base).resolve() == folder.resolve():

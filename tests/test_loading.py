@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,3 +68,55 @@ def test_a_checkpoint_named_by_itself_is_compared_with_its_seal(tmp_path: Path) 
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"step-00001: the checkpoint is not whole \(adapter_config.json has 2 bytes"):
         loading.load_trained(recipe, str(folder), print)
+
+
+def test_a_checkpoint_that_its_run_drops_is_taken_anew_from_a_run_and_one_line_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: x\n")
+    checkpoints = tmp_path / "checkpoints"
+    loaded: list[str] = []
+    drops = 0
+
+    def save(step: int) -> Path:
+        folder = checkpoints / f"step-{step:05d}"
+        folder.mkdir(parents=True)
+        seal(folder, {"step": step, "quality": 0.5, "base": "smollm2-135m"})
+        return folder
+
+    def load_named(recipe: Any, name: str) -> Any:
+        loaded.append(Path(name).name)
+        if len(loaded) <= drops:
+            save(len(loaded) + 1)
+            shutil.rmtree(name)
+            raise ValueError("a reader's own words")
+        return SimpleNamespace(name=name)
+
+    monkeypatch.setattr(loading, "load_named", load_named)
+    recipe, said, first = load_recipe("quickstart"), list[str](), save(1)
+    drops = loading.TRIES - 1
+    assert loading.load_trained(recipe, str(tmp_path), said.append)[1] == "smollm2-135m"
+    assert loaded == ["step-00001", "step-00002", "step-00003"]
+    assert said == [f"{checkpoints / name} was dropped by its run before it was read" for name in loaded[:-1]]
+    drops = 99
+    with pytest.raises(ModelError) as caught:
+        loading.load_trained(recipe, str(tmp_path), said.append)
+    assert len(loaded) == 3 + loading.TRIES
+    for name in (str(first), str(checkpoints / loaded[-1])):
+        with pytest.raises(ModelError) as caught:
+            loading.load_trained(recipe, name, said.append)
+        assert str(caught.value) == (
+            f"model.name={name}: not there; a run that trains on keeps its newest checkpoints and drops others; name "
+            f"the run, {tmp_path}, for the newest"
+        )
+    assert len(loaded) == 3 + loading.TRIES  # what is not there is not looked for on the Hub
+    with pytest.raises(ModelError, match="not there; a run that trains on"):
+        loading.load_trained(recipe, str(newest := sorted(checkpoints.iterdir())[-1]), said.append)
+    assert loaded[-1] == newest.name  # dropped while it was read
+
+    def broken(recipe: Any, name: str) -> Any:
+        raise ValueError("a fault of its own")
+
+    monkeypatch.setattr(loading, "load_named", broken)
+    with pytest.raises(ValueError, match="a fault of its own"):
+        loading.load_trained(recipe, str(tmp_path), said.append)

@@ -51,11 +51,7 @@ def check_run_folder(
     """
     _check_place(path)
     if not resume:
-        if path.is_dir() and any(path.iterdir()):
-            raise UserError(
-                f"--run-dir {path}: exists and is not empty; add --resume (in Python resume=True) to go on, or name "
-                "another folder"
-            )
+        _check_new(path)
         return
     if not path.is_dir():
         runs = sorted(str(file.parent) for file in Path("runs").glob("*/recipe.yaml"))
@@ -67,7 +63,8 @@ def check_run_folder(
         pass
     file = RunFolder(path).recipe
     if not file.is_file():
-        raise UserError(f"--resume: {path} holds no recipe.yaml, so no run; name a run with --run-dir")
+        start = "leave out --resume (in Python resume=True) to start one there, or " if _is_new(path) else ""
+        raise UserError(f"--resume: {path} holds no recipe.yaml, so no run; {start}name a run with --run-dir")
     maker = made_by(path)
     if maker != command:
         raise UserError(
@@ -81,6 +78,35 @@ def check_run_folder(
             f"{key} = {show(now)}: the run in {path} has {show(was)}; a run keeps its recipe: go on with "
             f"{going_on(path)}, or start another with --run-dir"
         )
+
+
+def begin(folder: RunFolder) -> None:
+    """Take a folder for a new run, under its lock; one killed between here and `save_recipe` can be begun again.
+
+    Raises:
+        UserError: since `check_run_folder`, another process made a run there.
+    """
+    _check_new(folder.path)
+    folder.beginning.touch()
+    for left in (folder.own_tools, folder.demonstrations, *folder.path.glob(f"{folder.store.name}*")):
+        left.unlink(missing_ok=True)  # of a run that was killed before it began
+
+
+def _is_new(path: Path) -> bool:
+    """Whether no run ever began in a folder, and nothing but a run that did not begin left files there."""
+    folder = RunFolder(path)
+    if folder.beginning.is_file():
+        return not folder.recipe.is_file()
+    return all(one.is_dir() and not one.is_symlink() for one in path.rglob("*"))
+
+
+def _check_new(path: Path) -> None:
+    if path.is_dir() and not _is_new(path):
+        if RunFolder(path).recipe.is_file():
+            what = "exists and is not empty; add --resume (in Python resume=True) to go on, or name another folder"
+        else:
+            what = "exists, is not empty and holds no recipe.yaml, so no run; name another folder"
+        raise UserError(f"--run-dir {path}: {what}")
 
 
 def _check_place(path: Path) -> None:
@@ -122,9 +148,8 @@ def save_recipe(recipe: Recipe, folder: RunFolder) -> None:
             if not _same_content(value, str(folder.inputs / name)):  # a full disk could spoil the copy there is
                 shutil.copyfile(value, folder.inputs / name)
         section[key[-1]] = f"{folder.inputs.name}/{name}"
-    aside = folder.path / ".recipe.yaml"
-    aside.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    os.replace(aside, folder.recipe)
+    folder.beginning.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    os.replace(folder.beginning, folder.recipe)
 
 
 def first_change(old: Recipe, new: Recipe) -> tuple[str, Any, Any] | None:

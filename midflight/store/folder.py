@@ -54,6 +54,11 @@ class RunFolder:
         return self.path / "recipe.yaml"
 
     @property
+    def beginning(self) -> Path:
+        """The recipe on its way to be `recipe`. Without `recipe` beside it, no run began yet."""
+        return self.path / ".recipe.yaml"
+
+    @property
     def inputs(self) -> Path:
         """Copies of the files that the recipe names: worked examples, task files."""
         return self.path / "inputs"

@@ -105,6 +105,8 @@ def newest_whole(root: Path, say: Callable[[str], None]) -> Path | None:
             if not is_sealed(folder):
                 say(f"{folder} is of an earlier version and has no checksums: taken without comparing its files")
             return folder
+        if not os.path.lexists(folder):  # its run trains on, and has a newer one
+            return newest_whole(root, say)
         say(f"{folder} is not whole, not used: {reason}")
     if folders:
         raise UserError(

@@ -15,8 +15,10 @@ from midflight.agent.flow import AgentFlow
 from midflight.agent.types import Query, StopReason, Trajectory
 from midflight.errors import TrainingStopped
 from midflight.evaluation.statistics import infrastructure_reasons, nothing_scored
+from midflight.recipe.resuming import going_on
 from midflight.rendering import losses
 from midflight.seeds import derive
+from midflight.store import RunFolder
 from midflight.tasks.base import Task
 
 Score = Callable[[Task, str | None], float]
@@ -76,7 +78,7 @@ async def collect(
     return groups
 
 
-def check_lost(what: str, trajectories: Sequence[Trajectory]) -> None:
+def check_lost(what: str, trajectories: Sequence[Trajectory], run: RunFolder) -> None:
     """Let no more be made of these trajectories where the budget ended one, or all were lost.
 
     Trajectories that only the time limit of a step cut off stop nothing; where infrastructure failures took all others,
@@ -85,11 +87,10 @@ def check_lost(what: str, trajectories: Sequence[Trajectory]) -> None:
     Raises:
         TrainingStopped: `what` is where, such as `step 3`.
     """
-    kept = "what was saved before is kept: go on with --resume"
     for one in trajectories:
         if one.stop_reason is StopReason.BUDGET:
-            raise TrainingStopped(f"{what}: {one.error}; {kept} and a larger budget")
+            raise TrainingStopped(f"{what}: {one.error}; go on with a larger budget: {going_on(run.path)}")
     stops = Counter(one.stop_reason for one in trajectories)
     if nothing_scored(stops):
         lost = losses(stops[StopReason.INFRASTRUCTURE], len(trajectories), infrastructure_reasons(trajectories))
-        raise TrainingStopped(f"{what}: {lost}; {kept}")
+        raise TrainingStopped(f"{what}: {lost}; go on with: {going_on(run.path)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,7 +31,7 @@ from midflight.progress import Progress
 from midflight.recipe import Recipe, resolved
 from midflight.recipe.config import TrainingConfig
 from midflight.recipe.own import keep_tools, own_tools
-from midflight.recipe.resuming import save_recipe
+from midflight.recipe.resuming import begin, save_recipe
 from midflight.recipe.tool_rules import has_frozen_models
 from midflight.rendering import losses
 from midflight.rewards import score
@@ -56,15 +56,21 @@ class Stream(Protocol):
     success: dict[str, float]
 
 
-def conduct(session: Session, *, resume: bool, evaluate_ends: bool) -> TrainReport:
-    """Run a session to its end.
+def conduct(
+    session: Session, *, resume: bool, evaluate_ends: bool, keep: Callable[[], None] = lambda: None
+) -> TrainReport:
+    """Run a session to its end; `keep` writes what a new run keeps of what it was given.
 
     Raises:
+        UserError: since it was looked at, another process made a run in the folder.
         TrainingStopped: sampler and trainer disagree, the gradient is not finite, memory ran out, or the run cannot be
             written.
     """
     try:
         with session.folder.create().locked():
+            if not resume:
+                begin(session.folder)
+                keep()
             return session.run(resume=resume, evaluate_ends=evaluate_ends)
     except TrainingStopped:  # also one that tells of an engine out of memory
         raise
@@ -233,10 +239,18 @@ class Session(ABC):
             self._sync(done)
             before = self._before(store, run_id, done) if ask else None
             walls: list[float] = []
+            saved = done
             for step in range(done + 1, self.settings.steps + 1):
                 began = time.monotonic()
                 spent = self.ledger.to_json()
-                record = self._step(store, run_id, step)
+                try:
+                    record = self._step(store, run_id, step)
+                except CannotWrite:
+                    raise
+                except TrainingStopped:  # in the rollouts: the weights are still those of the step before
+                    if step - 1 > saved:
+                        self._save(store, metrics, step - 1)
+                    raise
                 if self.ledger.of:
                     record["usage"] = difference(self.ledger.to_json(), spent)
                 store.finish_step(run_id, step, record)
@@ -246,9 +260,8 @@ class Session(ABC):
                 self.progress.step(record, self.settings.steps, left)
                 self.ledger.save(self.folder.usage)
                 if step % self.settings.save_every == 0 or step == self.settings.steps:
-                    store.to_disk()
-                    metrics.to_disk()
-                    self._save(step)  # so that no step a checkpoint has done is missing from either
+                    self._save(store, metrics, step)
+                    saved = step
             after = self._evaluate(store, run_id, "after") if ask else None
             plots = write_plots(self.folder.path)
             seconds = earlier + time.monotonic() - started
@@ -258,7 +271,11 @@ class Session(ABC):
 
     @abstractmethod
     def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
-        """Make step `step`, counted from 1, and sync; returns its metrics record."""
+        """Make step `step`, counted from 1, and sync; returns its metrics record.
+
+        Raises:
+            TrainingStopped: before anything of the step moved the weights; what was made so far is then saved.
+        """
 
     def _before(self, store: Store, run_id: int, done: int) -> EvaluationResult | None:
         """The evaluation before the first step: as it is kept, or made; None where it is lost."""
@@ -298,7 +315,7 @@ class Session(ABC):
                 for index, item in enumerate(scored)
             ],
         )
-        check_lost(f"evaluation {phase} training", [item.trajectory for item in scored])
+        check_lost(f"evaluation {phase} training", [item.trajectory for item in scored], self.folder)
         return self._summarised(scored, phase)
 
     def _summarised(self, scored: Sequence[Scored], phase: str) -> EvaluationResult:
@@ -339,7 +356,10 @@ class Session(ABC):
         )
         write_report(self.folder, before, after, text, closing)
 
-    def _save(self, step: int) -> None:
+    def _save(self, store: Store, metrics: MetricsWriter, step: int) -> None:
+        """Write a checkpoint; no step that it has done is missing from store or metrics."""
+        store.to_disk()
+        metrics.to_disk()
         success = self.stream.success
         save_checkpoint(
             self.folder.checkpoints,

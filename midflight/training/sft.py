@@ -87,9 +87,12 @@ def sft(
     progress.note(f"demonstrations: {trainer.selection.line()}")
     if wanted is None and trainer.selection.left_out:
         raise UserError(f"--resume: the demonstrations of {run_dir} do not all replay; start again with --from")
-    if wanted is not None:
+
+    def keep_demonstrations() -> None:
+        assert wanted is not None, "a new run was given what it learns from"
         keep(trainer.folder, recipe, wanted, trainer.selection)
-    return conduct(trainer, resume=wanted is None, evaluate_ends=evaluate_ends)
+
+    return conduct(trainer, resume=wanted is None, evaluate_ends=evaluate_ends, keep=keep_demonstrations)
 
 
 @dataclass

@@ -70,9 +70,12 @@ def train(
         if done is not None:
             return done
     trainer = Trainer(recipe, run_dir, progress, tools, tasks, eval_tasks)
-    if not resume:
-        keep_tasks(folder, tasks, eval_tasks, resume=False)
-    return conduct(trainer, resume=resume, evaluate_ends=evaluate_ends)
+    return conduct(
+        trainer,
+        resume=resume,
+        evaluate_ends=evaluate_ends,
+        keep=lambda: keep_tasks(folder, tasks, eval_tasks, resume=False),
+    )
 
 
 class Trainer(Session):
@@ -177,7 +180,7 @@ class Trainer(Session):
                 seed = derive(self.recipe.seed, "rollouts", step, len(groups))
                 cancel = None if timer is None else late
                 groups += await collect(self.train_flow, tasks, self.settings.group_size, score, seed, keep, cancel)
-            check_lost(f"step {step}", [one for group in groups for one in group.trajectories])
+            check_lost(f"step {step}", [one for group in groups for one in group.trajectories], self.folder)
         except (asyncio.CancelledError, KeyboardInterrupt, TrainingStopped):
             store.add_trajectories(run_id, finished)
             raise

@@ -157,8 +157,20 @@ def test_a_run_goes_on_with_its_own_recipe_only(folder: Path, capsys: pytest.Cap
     run_dir.mkdir(parents=True)
     assert run(["train", "quickstart", "--resume"]) == 2
     assert line(capsys) == (
+        "midflight: --resume: runs/quickstart-seed0 holds no recipe.yaml, so no run; leave out --resume "
+        "(in Python resume=True) to start one there, or name a run with --run-dir"
+    )
+    (run_dir / "notes.txt").touch()
+    assert run(["train", "quickstart", "--resume"]) == 2
+    assert line(capsys) == (
         "midflight: --resume: runs/quickstart-seed0 holds no recipe.yaml, so no run; name a run with --run-dir"
     )
+    assert run(["train", "quickstart"]) == 2
+    assert line(capsys) == (
+        "midflight: --run-dir runs/quickstart-seed0: exists, is not empty and holds no recipe.yaml, so no run; "
+        "name another folder"
+    )
+    (run_dir / "notes.txt").unlink()
     (run_dir / "recipe.yaml").write_text(yaml.safe_dump(resolved(load_recipe("quickstart"))))
     assert run(["train", "quickstart", "--resume", "training.steps=99"]) == 2
     assert line(capsys) == (

@@ -9,9 +9,10 @@ import pytest
 
 from midflight.errors import UserError
 from midflight.recipe import Recipe, load_recipe
-from midflight.recipe.resuming import check_run_folder, first_change, read_recipe, save_recipe
+from midflight.recipe.own import keep_tools
+from midflight.recipe.resuming import begin, check_run_folder, first_change, read_recipe, save_recipe
 from midflight.recipe.validating import show
-from midflight.store import RunFolder
+from midflight.store import RunFolder, Store
 
 
 @pytest.fixture
@@ -80,3 +81,35 @@ def test_one_process_at_a_time_trains_in_a_folder(examples: Path, tmp_path: Path
         with pytest.raises(UserError, match=f"--run-dir {folder.path}: another process is training there; let it end"):
             check_run_folder(folder.path, recipe(examples), resume=True)
     check_run_folder(folder.path, recipe(examples), resume=True)
+
+
+def test_a_run_that_was_killed_before_it_began_is_begun_again(examples: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run").create()
+    check_run_folder(folder.path, recipe(examples), resume=False)
+    begin(folder)
+    keep_tools(folder, ["stock"])
+    folder.demonstrations.write_text("{}")
+    with Store(folder.store) as store:
+        store.start_run("other", {}, 0)
+    with pytest.raises(UserError, match="holds no recipe.yaml, so no run; leave out --resume .* to start one there"):
+        check_run_folder(folder.path, recipe(examples), resume=True)
+    check_run_folder(folder.path, recipe(examples), resume=False)
+    begin(folder)
+    assert sorted(file.name for file in folder.path.rglob("*") if file.is_file()) == [".recipe.yaml"]
+    save_recipe(recipe(examples), folder)
+    assert not folder.beginning.exists()
+    check_run_folder(folder.path, recipe(examples), resume=True)
+    folder.beginning.touch()  # a resume that is killed while it writes the recipe
+    for start in (lambda: check_run_folder(folder.path, recipe(examples), resume=False), lambda: begin(folder)):
+        with pytest.raises(UserError, match="exists and is not empty; add --resume"):
+            start()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "checkpoints/notes.txt", "inputs/eval.jsonl", "store.sqlite"])
+def test_files_that_no_run_began_with_are_left_alone(name: str, examples: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run").create()
+    (folder.path / name).parent.mkdir(exist_ok=True)
+    (folder.path / name).write_text("mine")
+    with pytest.raises(UserError, match="is not empty and holds no recipe.yaml, so no run; name another folder"):
+        begin(folder)
+    assert (folder.path / name).read_text() == "mine" and not folder.beginning.exists()

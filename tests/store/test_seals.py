@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from midflight.errors import UserError
+from midflight.store import seals
 from midflight.store.seals import (
     checkpoint_folders,
     fault,
@@ -136,3 +138,20 @@ def test_a_seal_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "fsync", synced.append)
     sealed(tmp_path)
     assert len(synced) == 5  # two files, the state, two folders
+
+
+def test_one_that_its_run_drops_while_it_is_compared_is_passed_over_for_the_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed(tmp_path, 5)
+
+    def trained_on(folder: Path) -> str | None:
+        if folder.name == "step-00005":
+            sealed(tmp_path, 6)
+            shutil.rmtree(folder)
+        return fault(folder)
+
+    monkeypatch.setattr(seals, "fault", trained_on)
+    said: list[str] = []
+    assert newest_whole(tmp_path, said.append) == tmp_path / "step-00006"
+    assert said == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from midflight.errors import TrainingStopped
+from midflight.errors import TrainingStopped, UserError
 from midflight.store import RunFolder
 from midflight.training.session import conduct
 
@@ -48,3 +48,28 @@ def test_a_fault_of_the_program_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="shape"):
         conduct(session, resume=False, evaluate_ends=False)
     assert session.closed
+
+
+def test_a_run_made_while_the_model_was_loaded_is_left_alone(tmp_path: Path) -> None:
+    session: Any = Failing(tmp_path / "run", RuntimeError("not to be run"))
+    session.folder.create().recipe.write_text("name: other\n")
+    kept: list[str] = []
+    with pytest.raises(UserError, match="exists and is not empty; add --resume"):
+        conduct(session, resume=False, evaluate_ends=False, keep=lambda: kept.append("questions"))
+    assert not kept and session.closed
+    assert sorted(one.name for one in session.folder.path.iterdir()) == ["checkpoints", "plots", "recipe.yaml"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_a_new_run_keeps_is_kept_under_the_lock(tmp_path: Path, resume: bool) -> None:
+    session: Any = Failing(tmp_path / "run", RuntimeError("run"))
+    seen: list[bool] = []
+
+    def keep() -> None:
+        with pytest.raises(UserError, match="another process is training there"), session.folder.locked():
+            pass
+        seen.append(session.folder.beginning.is_file())
+
+    with pytest.raises(RuntimeError, match="run"):
+        conduct(session, resume=resume, evaluate_ends=False, keep=keep)
+    assert seen == ([] if resume else [True])

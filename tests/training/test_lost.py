@@ -26,7 +26,7 @@ CUT = trajectory(stop=StopReason.CANCELLED, answer=None)
 DONE = trajectory()
 HELD_OUT = [Task(name, f"Pick a letter, {name}.", "a") for name in ("x", "y")]
 LOST = "were lost to infrastructure failures"
-KEPT = "what was saved before is kept: go on with --resume"
+KEPT = "go on with: your program, train_on(..., resume=True)"
 
 
 @dataclass
@@ -109,14 +109,14 @@ def test_what_lost_a_part_goes_on_and_says_why(model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("made", [[], [CUT, CUT], [DONE], [GONE, DONE, CUT]])
-def test_what_stops_nothing(made: list[Trajectory]) -> None:
-    check_lost("step 3", made)
+def test_what_stops_nothing(made: list[Trajectory], tmp_path: Path) -> None:
+    check_lost("step 3", made, RunFolder(tmp_path))
 
 
-def test_where_only_the_time_limit_cut_others_off_all_were_lost() -> None:
+def test_where_only_the_time_limit_cut_others_off_all_were_lost(tmp_path: Path) -> None:
     with pytest.raises(TrainingStopped) as stopped:
-        check_lost("step 3", [CUT, GONE, replace(GONE, error="verifier failed"), GONE])
+        check_lost("step 3", [CUT, GONE, replace(GONE, error="verifier failed"), GONE], RunFolder(tmp_path))
     assert str(stopped.value) == (
         "step 3: 3 of 4 trajectories were lost to infrastructure failures, 2 of them so: planner failed: s: gone; "
-        "what was saved before is kept: go on with --resume"
+        f"go on with: midflight train {tmp_path} --resume"
     )

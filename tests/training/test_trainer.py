@@ -12,12 +12,14 @@ from pydantic import Field
 from safetensors.torch import load_file
 
 from midflight.api import recipe_for
-from midflight.errors import TrainingStopped, UserError
+from midflight.errors import CannotWrite, TrainingStopped, UserError
 from midflight.progress import Progress
 from midflight.recipe import Recipe, RecipeError
 from midflight.store import RunFolder, Store, read_metrics
+from midflight.store.seals import checkpoint_folders
 from midflight.tasks.base import Task
 from midflight.tools import tool
+from midflight.training.trainer import Trainer
 
 pytestmark = pytest.mark.model
 
@@ -203,3 +205,38 @@ def test_what_a_checkpoint_has_done_is_on_the_disk_before_it(
     monkeypatch.setattr(session, "save_checkpoint", save)
     run(recipe(model, "training.save_every=2", steps=3), tmp_path / "run")
     assert done == ["store with 2", "2 lines", "checkpoint", "store with 3", "3 lines", "checkpoint"]
+
+
+def test_a_step_that_stops_in_its_rollouts_has_the_steps_before_saved(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = recipe(model, "training.save_every=4", "training.keep_last=9")
+    undisturbed = run(settings, tmp_path / "whole")
+    real, stops, error = Trainer._rollouts, {3}, TrainingStopped("the budget is spent")
+
+    async def stopping(self: Trainer, store: Store, run_id: int, step: int, bar: Any) -> Any:
+        if step in stops:
+            raise error
+        return await real(self, store, run_id, step, bar)
+
+    monkeypatch.setattr(Trainer, "_rollouts", stopping)
+
+    def saved() -> list[str]:
+        return [one.name for one in checkpoint_folders(RunFolder(tmp_path / "run").checkpoints)]
+
+    for resume in (False, True):
+        with pytest.raises(TrainingStopped, match="^the budget is spent$"):
+            run(settings, tmp_path / "run", resume=resume)
+        assert saved() == ["step-00002"]
+    stops, error = {4}, CannotWrite(tmp_path, OSError("full"))
+    with pytest.raises(CannotWrite):
+        run(settings, tmp_path / "run", resume=True)
+    assert saved() == ["step-00002"]  # it may come after the weights moved
+    stops = {1}
+    error = TrainingStopped("the budget is spent")
+    with pytest.raises(TrainingStopped):
+        run(settings, tmp_path / "first")
+    assert list(RunFolder(tmp_path / "first").checkpoints.iterdir()) == []
+    stops = set()
+    assert numbers(run(settings, tmp_path / "run", resume=True)) == numbers(undisturbed)
+    assert saved() == ["step-00002", "step-00004"]
