@@ -60,7 +60,8 @@ def advantage(groups, g, i, t, name, step_weight=1.0, discount=1.0):
     if name == "dr_grpo":
         return own - mean(rewards)
     if name == "rloo":
-        return own - mean([reward for k, reward in enumerate(rewards) if k != i])
+        others = [reward for k, reward in enumerate(rewards) if k != i]
+        return own - mean(others) if others else 0.0
     if name == "reinforce_pp":
         return standardised(own, [total(one) for some in groups for one in some])
     if name == "gigpo":

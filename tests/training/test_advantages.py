@@ -63,7 +63,7 @@ path = st.builds(
         max_size=3,
     ),
 )
-batch = st.lists(st.lists(path, min_size=2, max_size=4), min_size=1, max_size=3)
+batch = st.lists(st.lists(path, max_size=4), min_size=1, max_size=3)
 
 
 def outcomes(groups):

@@ -180,6 +180,20 @@ def test_the_mean_gradient_of_mini_batches_is_that_of_the_batch(
     assert len(mini_batches(rows[:2], 3, seed=0)) == 1
 
 
+def test_the_metrics_of_mini_batches_are_the_means_of_rates_and_the_sums_of_counts(
+    folder: Path, engine: LocalEngine
+) -> None:
+    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8), members=4)
+    policy = policy_of(folder)
+    found = updater_of(policy, engine, mini_batches=3).update(rows, seed=5)
+    parts = [updater_of(policy, engine).update(part) for part in mini_batches(rows, 3, seed=5)]
+    for name in ("loss", "kl", "entropy"):
+        assert getattr(found, name) == pytest.approx(sum(getattr(part, name) for part in parts) / 3, rel=1e-4, abs=1e-7)
+    for name in ("trained_tokens", "unique_tokens", "total_tokens", "scored_tokens"):
+        assert getattr(found, name) == sum(getattr(part, name) for part in parts) > 0
+    assert found.entropy > 0.1 and found.grad_norm == pytest.approx(max(part.grad_norm for part in parts), rel=1e-4)
+
+
 def test_every_mini_batch_of_every_epoch_is_a_step_on_the_moved_weights(folder: Path, engine: LocalEngine) -> None:
     rows = draw(engine, Sampling(temperature=1.2, max_tokens=8), members=4)
     policy = policy_of(folder)
