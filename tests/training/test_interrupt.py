@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from midflight.recipe.config import TrainingConfig
-from midflight.store import Store
+from midflight.store import RunFolder, Store
 from midflight.tasks.base import Task
 from midflight.training.data import ListSource, TaskStream
 from midflight.training.returns import carries_signal
@@ -28,6 +28,7 @@ TASKS = [Task("quick", "Peru?", "32933835", kind="quick"), Task("slow", "Chad?",
 def trainer(flow: Any, tasks: Sequence[Task] = TASKS, **settings: Any) -> Trainer:
     """A trainer that can make rollouts and nothing else."""
     made = Trainer.__new__(Trainer)
+    made.folder = RunFolder(Path("nowhere"))
     made.settings = TrainingConfig(**{"queries_per_step": 2, "group_size": 2, **settings})
     made.stream = TaskStream(ListSource(tasks, 0), 0, None, made.settings.most_queries)
     made.recipe = SimpleNamespace(seed=0)  # type: ignore[assignment]
