@@ -88,10 +88,17 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(model: Path, folder: Pa
 def test_sft_on_a_run_evaluates_reports_and_warm_starts_the_next(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = [*SMALL, "training.steps=1", "training.warmup_steps=0", "sft.batch_size=4", "sft.epochs=1"]
+    few = [*SMALL, "training.steps=1", "training.warmup_steps=0"]
     assert run(["train", "quickstart", f"model.name={model}", *few]) == 0
     capsys.readouterr()
-    learn = ["sft", "quickstart", f"model.name={model}", *few, "--from", "runs/quickstart-seed0"]
+    given = [
+        "eval_tasks.count=12",
+        "training.save_every=1",
+        "training.warmup_steps=0",
+        "sft.batch_size=4",
+        "sft.epochs=1",
+    ]
+    learn = ["sft", "quickstart", f"model.name={model}", *given, "--from", "runs/quickstart-seed0"]
     assert run(learn) == 2  # noise earns nothing
     assert "nothing to learn from: 0 of 8 trajectories kept" in capsys.readouterr().err
     assert run([*learn, "--min-reward", "0"]) == 0
