@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from midflight.cli.options import is_idle
 from midflight.errors import UserError
 from midflight.evaluation import EvaluationResult, Scored, bootstrap_mean
 from midflight.evaluation.statistics import Estimate, counted_reward
@@ -95,7 +96,8 @@ def run(
 
     With a `teacher`, a run, on its successful trajectories (`midflight sft`).
     """
-    changes = [f"seed={seed}", *overrides]
+    kind, source = ("train", []) if teacher is None else ("sft", ["--from", str(teacher)])
+    changes = [f"seed={seed}", *(one for one in overrides if not is_idle(one, kind))]  # some are for the other arms
     try:
         wanted = load_recipe(recipe, changes)
     except UserError as error:
@@ -106,7 +108,6 @@ def run(
     parent.mkdir(parents=True, exist_ok=True)
     log = parent / f"{folder.name}.log"
     print(f"training {folder} (progress in {log})", file=sys.stderr, flush=True)
-    kind, source = ("train", []) if teacher is None else ("sft", ["--from", str(teacher)])
     command = [sys.executable, "-m", "midflight", kind, recipe, *changes, "--run-dir", str(folder), *source]
     began = time.monotonic()
     with log.open("w", encoding="utf-8") as out:

@@ -40,15 +40,19 @@ _SFT_TAKES = frozenset(
 """Of the section `training`."""
 
 
+def is_idle(override: str, command: str) -> bool:
+    """Whether `train` or `sft` would not use a change; a recipe has the keys of both."""
+    section, *fields = override.partition("=")[0].strip().split(".")
+    return section == "sft" if command == "train" else section == "training" and bool({*fields[:1]} - _SFT_TAKES)
+
+
 def refuse_idle(overrides: Sequence[str], command: str) -> None:
-    """Refuse changes that `train` or `sft` would not use; a recipe has the keys of both."""
+    """Refuse changes that `train` or `sft` would not use."""
     for override in overrides:
-        key, _, value = override.partition("=")
-        section, *fields = key.strip().split(".")
-        idle = section == "sft" if command == "train" else section == "training" and {*fields[:1]} - _SFT_TAKES
-        if idle:
-            instead = ".".join(["training" if command == "train" else "sft", *fields])
-            hint = f"; did you mean {instead}?" if fields == ["epochs"] else ""
+        if is_idle(override, command):
+            key, _, value = override.partition("=")
+            other = {"training.epochs": "sft.epochs", "sft.epochs": "training.epochs"}.get(key.strip())
+            hint = f"; did you mean {other}?" if other else ""
             raise UserError(f"{key.strip()} = {value}: does nothing in midflight {command}; leave it out{hint}")
 
 
