@@ -127,23 +127,23 @@ def test_ablation_has_an_arm_of_supervised_training_taught_by_flow_grpo(tmp_path
     wrapper.write_text(f'#!/bin/sh\necho "$@" > {arguments}\nmkdir {folder}\n')
     wrapper.chmod(0o755)
     monkeypatch.setattr(common.sys, "executable", str(wrapper))
-    given = ["--seeds", "0", "--arms", "turn_normalised", "sft", "--run-dir", str(tmp_path), "--reuse", "sft.epochs=3"]
-    assert ablation.main(given) == 1  # the other runs were made without sft.epochs
+    given = ["--seeds", "0", "--arms", "turn_normalised", "sft", "--run-dir", str(tmp_path), "--reuse"]
+    assert ablation.main([*given, "training.steps=3"]) == 1  # the other runs were made with other steps
     assert "sft, seed 0 failed: its teacher failed: " in capsys.readouterr().out
     assert not arguments.exists()
-    assert ablation.main(given[:-1]) == 1  # the wrapper makes no run
+    assert ablation.main([*given, "sft.epochs=3"]) == 1  # which is for this arm alone; the wrapper makes no run
     assert f"sft, seed 0 failed: {folder} has no report.json" in capsys.readouterr().out
     assert arguments.read_text().split() == [
-        "-m", "midflight", "sft", "quickstart", "seed=0", "--run-dir", str(folder), "--from",
+        "-m", "midflight", "sft", "quickstart", "seed=0", "sft.epochs=3", "--run-dir", str(folder), "--from",
         str(tmp_path / "quickstart-seed0"),
     ]  # fmt: skip
     finished_run(folder, rewards(0, 0, 1, 0), rewards(1, 1, 0, 0))
-    assert ablation.main([*given[:-1], "--json"]) == 0
+    assert ablation.main([*given, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found["arms"]) == ["frozen", "turn_normalised", "sft", "flow_grpo"]
     assert found["arms"]["sft"]["accuracy"] == 0.5
     assert (found["difference"]["accuracy"], found["sft_difference"]["accuracy"]) == (0.0, 0.5)
-    assert ablation.main(given[:-1]) == 0
+    assert ablation.main(given) == 0
     assert "flow_grpo - sft" in capsys.readouterr().out
 
 
