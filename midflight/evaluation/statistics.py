@@ -38,6 +38,11 @@ class Scored:
     trajectory: Trajectory
     reward: float
 
+    @property
+    def earned(self) -> float | None:
+        """The reward, None where infrastructure or a budget ended the trajectory: accuracies count that as 0."""
+        return None if self.trajectory.stop_reason.lost else self.reward
+
 
 @dataclass(frozen=True)
 class Estimate:

@@ -311,7 +311,7 @@ class Session(ABC):
         store.add_trajectories(
             run_id,
             [
-                new_trajectory(phase, None, item.task, index % settings.trials, item.trajectory, item.reward, None)
+                new_trajectory(phase, None, item.task, index % settings.trials, item.trajectory, item.earned, None)
                 for index, item in enumerate(scored)
             ],
         )
@@ -367,7 +367,11 @@ class Session(ABC):
             self.optimizer,
             step=step,
             quality=sum(success.values()) / max(len(success), 1),
-            state={"success": success, "base": self.policy.base_name},
+            state={
+                "success": success,
+                "base": self.policy.base_name,
+                "skipped_in_a_row": self.updater.skipped_in_a_row,
+            },
             keep_last=self.settings.keep_last,
             keep_best=self.settings.keep_best,
         )
@@ -380,6 +384,7 @@ class Session(ABC):
             return 0
         state = load_checkpoint(newest, self.policy, self.optimizer)
         self.stream.success = dict(state["success"])
+        self.updater.skipped_in_a_row = int(state.get("skipped_in_a_row", 0))  # older checkpoints have none
         self.progress.note(f"resuming {self.folder.path} after step {state['step']}")
         return int(state["step"])
 

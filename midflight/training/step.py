@@ -109,7 +109,16 @@ class Updater:
         self.settings, self.rescue, self.note = settings, rescue, note
         self.pack_tokens = settings.pack_tokens
         self.flex, self.exact = settings.attention == "flex", exact
-        self._skipped: list[list[Row]] = []  # the rows of the updates skipped in a row
+        self._skipped: list[list[Row]] = []  # the rows of the updates skipped in a row; none of those before a resume
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """Updates left out since the last that was made; a checkpoint keeps the number, not their rows."""
+        return len(self._skipped)
+
+    @skipped_in_a_row.setter
+    def skipped_in_a_row(self, count: int) -> None:
+        self._skipped = [[] for _ in range(count)]
 
     def with_reference(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with the reference model's log-probs."""
@@ -229,7 +238,9 @@ class Updater:
             path = self.rescue / "rows_without_gradient.jsonl"
             lines = [{"update": number, **asdict(row)} for number, part in enumerate(self._skipped) for row in part]
             path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-            where = f"; their rows are in {path}"
+            known = sum(bool(part) for part in self._skipped)
+            whose = "their rows" if known == MOST_SKIPPED else f"the rows of the last {known}, since the resume,"
+            where = f"; {whose} are in {path}"
         raise GradientError(
             f"the gradient was not finite in {MOST_SKIPPED} updates in a row{where}; look at the rows; a "
             "new run may need a lower training.learning_rate"

@@ -13,6 +13,7 @@ from midflight import looping
 from midflight.agent.types import Trajectory
 from midflight.errors import TrainingStopped
 from midflight.evaluation.held_out import file_tasks, listed_tasks
+from midflight.evaluation.statistics import nothing_scored
 from midflight.progress import Bar, Progress
 from midflight.recipe import Recipe
 from midflight.recipe.own import keep_tasks, own_tools, with_own_tasks
@@ -179,7 +180,10 @@ class Trainer(Session):
                 tasks = self.stream.draw(step, len(groups), count)
                 seed = derive(self.recipe.seed, "rollouts", step, len(groups))
                 cancel = None if timer is None else late
-                groups += await collect(self.train_flow, tasks, self.settings.group_size, score, seed, keep, cancel)
+                drawn = await collect(self.train_flow, tasks, self.settings.group_size, score, seed, keep, cancel)
+                groups += drawn
+                if nothing_scored({one.stop_reason for group in drawn for one in group.trajectories}):
+                    break  # engines on servers have tried again themselves
             check_lost(f"step {step}", [one for group in groups for one in group.trajectories], self.folder)
         except (asyncio.CancelledError, KeyboardInterrupt, TrainingStopped):
             store.add_trajectories(run_id, finished)

@@ -36,6 +36,7 @@ class Outage:
     down: Callable[[int], bool] = lambda call: False
     """Whether it fails at a call, counted from 1."""
     calls: int = 0
+    overrides: tuple[str, ...] = ()
     said: io.StringIO = field(default_factory=io.StringIO)
 
     def failing(self) -> str | None:
@@ -57,8 +58,8 @@ class Outage:
 
             patch.setattr(LocalEngine, "generate", generate)
             train(
-                recipe(model, steps=2), folder, resume=resume, progress=Progress(self.said), tools=[pick],
-                tasks=TASKS, eval_tasks=HELD_OUT,
+                recipe(model, *self.overrides, steps=2), folder, resume=resume, progress=Progress(self.said),
+                tools=[pick], tasks=TASKS, eval_tasks=HELD_OUT,
             )  # fmt: skip
         return list(read_metrics(RunFolder(folder).metrics))
 
@@ -104,8 +105,20 @@ def test_what_lost_a_part_goes_on_and_says_why(model: Path, tmp_path: Path) -> N
     assert said[place + 1] == f"8 of 32 trajectories {LOST}: {reason}"
     first = "planner failed: s: out of memory (2 attempts in 0.1 s)"
     assert f"evaluation before training: 1 of 2 trajectories {LOST}: {first}" in said
+    with Store(RunFolder(tmp_path).store) as store:
+        first_two, later = store.trajectories(1, "before"), store.trajectories(1, "after")
+    assert [one.trajectory.stop_reason.lost for one in first_two] == [one.reward is None for one in first_two]
+    assert sum(one.reward is None for one in first_two) == 1 and all(one.reward is not None for one in later)
     report = RunFolder(tmp_path).report_text.read_text()
     assert f"\nNote: 1 trajectories before training {LOST}; counted wrong above.\n  1  {first}\n\n" in report
+
+
+@pytest.mark.model
+def test_after_a_draw_that_was_lost_whole_no_other_is_asked_for(model: Path, tmp_path: Path) -> None:
+    outage = Outage(lambda call: call > 34, overrides=("training.refill_factor=4",))
+    with pytest.raises(TrainingStopped, match=r"^step 2: 32 of 32 trajectories were lost"):
+        outage.run(model, tmp_path)
+    assert outage.calls == 34 + 32
 
 
 @pytest.mark.parametrize("made", [[], [CUT, CUT], [DONE], [GONE, DONE, CUT]])

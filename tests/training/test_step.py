@@ -392,4 +392,7 @@ def test_an_update_without_a_finite_gradient_is_skipped_and_the_third_in_a_row_s
     saved = [json.loads(line) for line in (tmp_path / "rows_without_gradient.jsonl").read_text().splitlines()]
     expected = [(number, row.ids) for number, part in enumerate((rows[:1], rows[:2], rows)) for row in part]
     assert [(row["update"], tuple(row["ids"])) for row in saved] == expected
-    assert len(notes) == 5
+    assert len(notes) == 5 and updater.skipped_in_a_row == 3
+    updater.skipped_in_a_row = 2  # as after a resume, which has not got their rows
+    with pytest.raises(GradientError, match=r"in a row; the rows of the last 1, since the resume, are in .*\.jsonl;"):
+        updater.update(broken[:1])

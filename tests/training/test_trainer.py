@@ -106,6 +106,26 @@ def test_drift_stops_the_run_and_is_one_line(model: Path, tmp_path: Path, monkey
         run(recipe(model, "training.max_drift=1e-30"), tmp_path / "run")
 
 
+def test_updates_skipped_in_a_row_are_counted_over_a_resume(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    real, asked = torch.nn.utils.clip_grad_norm_, []
+
+    def overflowing(*arguments: Any) -> torch.Tensor:
+        asked.append(1)
+        return real(*arguments) * float("inf")
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", overflowing)
+    for resume, updates, rows in ((False, 3, "their rows"), (True, 1, "the rows of the last 1, since the resume,")):
+        asked.clear()
+        with pytest.raises(TrainingStopped, match=rf"not finite in 3 updates in a row; {rows} are in "):
+            run(recipe(model, steps=8), tmp_path, resume=resume)
+        assert len(asked) == updates
+        assert [record["skipped_updates"] for record in read_metrics(RunFolder(tmp_path).metrics)] == [1, 1]
+
+
 def test_flex_attention_without_cuda_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training.attention = flex: needs CUDA, the model is on cpu; set it to sdpa"):
         run(recipe(model, "training.attention=flex", "model.device=cpu"), tmp_path / "run")
