@@ -177,7 +177,7 @@ async def test_a_host_without_room_is_an_infrastructure_failure(monkeypatch: pyt
 @pytest.mark.asyncio
 async def test_a_program_that_ends_between_two_looks_is_looked_at(tmp_path: Path) -> None:
     done = tmp_path / "done"
-    ended = await run_bounded(("/bin/sh", "-c", "> done"), {}, tmp_path, b"", Limits(), done.exists)
+    ended = await run_bounded(("/bin/sh", "-c", "> done"), {}, tmp_path, b"", Limits(), lambda _: done.exists())
     assert (ended.cause, ended.status) == ("disk", None)
     ended = await run_bounded(("/bin/sh", "-c", "kill -9 $$"), {}, tmp_path, b"", Limits())
     assert (ended.cause, ended.status) == ("exit", -9)

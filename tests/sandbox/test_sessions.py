@@ -202,6 +202,34 @@ async def test_closing_ends_what_runs_and_what_waits() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("busy", "limits", "outcome"),
+    [
+        ("x = bytearray(150 * 2**20)", Limits(60, memory_bytes=64 * 2**20), Outcome.MEMORY_LIMIT),
+        ("while True: pass", Limits(60, cpu_seconds=1), Outcome.CPU_LIMIT),
+        ("time.sleep(60)", Limits(1), Outcome.WALL_LIMIT),
+        ("os.write(3, answer)\ntime.sleep(60)", Limits(60), Outcome.OK),
+    ],
+    ids=lambda value: value.split(" ")[0] if isinstance(value, str) else "",
+)
+async def test_an_interpreter_that_does_not_read_its_next_program_is_held_to_the_limits(
+    sandbox: BubblewrapSandbox, busy: str, limits: Limits, outcome: Outcome
+) -> None:
+    forked = "for _ in range(4):\n    if os.fork() == 0:\n        x = bytearray(40 * 2**20)\n        time.sleep(60)\n"
+    forged = (
+        "import json, os, time\nbody = json.dumps(dict(code=0, files=[])).encode()\n"
+        "answer = len(body).to_bytes(4, 'big') + body\nos.write(3, answer)\ntime.sleep(0.3)\n"
+        f"{forked if 'bytearray' in busy else ''}{busy}\ntime.sleep(60)"
+    )
+    session = await sandbox.open()
+    assert (await session.run(Python(forged, keep_state=True))).state_kept
+    long = await session.run(Python("#" + "x" * 2**20, keep_state=True), limits)
+    assert (long.outcome, long.state_kept) == (outcome, False) and long.seconds < 15
+    assert (await session.run(Python("2 * 3", keep_state=True))).out == "6\n"
+    await session.close()
+
+
+@pytest.mark.asyncio
 async def test_descriptors_do_not_grow(sandbox: BubblewrapSandbox) -> None:
     for _ in range(2):
         await asyncio.gather(*(sandbox.run(Python("1")) for _ in range(8)))

@@ -179,6 +179,20 @@ async def test_no_file_is_written_where_there_are_too_many() -> None:
 
 
 @pytest.mark.asyncio
+async def test_files_that_are_open_and_have_no_name_count() -> None:
+    sandbox = WasiSandbox(disk_bytes=4 * 2**20, disk_files=40)
+    write = (
+        "import os, time\nheld = []\nfor number in range({}):\n    held.append(open('/workspace/f', 'wb'))\n"
+        "    os.unlink('/workspace/f')\n    held[-1].write(bytes({}))\n    held[-1].flush()\ntime.sleep(9)"
+    )
+    for count, size in ((8, 2**20), (50, 1)):
+        result = await sandbox.run(Python(write.format(count, size)))
+        assert result.outcome is Outcome.FILE_LIMIT and result.seconds < 9
+    assert (await sandbox.run(Python(write.format(8, 2**18).replace("9)", "0.3)")))).ok
+    await asyncio.to_thread(sandbox.close)
+
+
+@pytest.mark.asyncio
 async def test_closing_during_a_call_is_no_error_of_its_program(sandbox: WasiSandbox) -> None:
     session = await sandbox.open()
     asked = [asyncio.create_task(session.run(Python("while True: pass"))) for _ in range(2)]

@@ -43,9 +43,12 @@ async def run_bounded(
     folder: Path,
     stdin: bytes,
     limits: Limits,
-    over: Callable[[], bool] = lambda: False,
+    over: Callable[[int], bool] = lambda process: False,
 ) -> Ended:
     """Run a command within limits of time and output, and while it is not `over`, in a process group of its own.
+
+    Args:
+        over: asked with the number of the process, until it has ended and once then.
 
     Raises:
         OSError: it cannot be started.
@@ -73,10 +76,10 @@ async def run_bounded(
             if streams.over:
                 cause = "output"
             elif streams.ended.done():
-                cause = "disk" if over() else "exit"
+                cause = "disk" if over(transport.get_pid()) else "exit"
             elif time.monotonic() - began >= limits.wall_seconds:
                 cause = "wall"
-            elif over():
+            elif over(transport.get_pid()):
                 cause = "disk"
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):

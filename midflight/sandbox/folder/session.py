@@ -75,8 +75,8 @@ class FolderSession(ABC):
         """What its processes begin with."""
         return {}
 
-    def _over(self) -> bool:
-        """Whether it has more files, or larger ones, than it may."""
+    def _over(self, process: int | None = None) -> bool:
+        """Whether it has more files, or larger ones, than it may; `process` runs in it, or just ended."""
         return False
 
     async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:

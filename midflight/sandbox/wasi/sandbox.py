@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import stat
 import sys
 import threading
 from collections.abc import Coroutine, Sequence
@@ -183,8 +184,9 @@ class _Session(FolderSession):
         }
         return _worker(limits, "run", str(self._compiled), json.dumps(own), str(self._root))
 
-    def _over(self) -> bool:
-        return _more_than(self._root, self._disk_bytes, self._disk_files)
+    def _over(self, process: int | None = None) -> bool:
+        held = [] if process is None else _unlinked(process, self._root)
+        return _more_than(self._root, self._disk_bytes - sum(held), self._disk_files - len(held))
 
 
 def _worker(limits: Limits, *words: str) -> list[str]:
@@ -203,6 +205,21 @@ def _checked_interpreter() -> Path:
     if found != SHA256:
         raise InfrastructureError(f"{path} is not the WASI interpreter that is known: its SHA-256 is {found}")
     return path
+
+
+def _unlinked(process: int, folder: Path) -> list[int]:
+    """Bytes of each file on the folder's disk that a process holds open and that has no name any more.
+
+    None of them where there is no /proc, as on macOS, or once the process has ended.
+    """
+    device, held = os.stat(folder).st_dev, {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{process}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found = os.stat(f"/proc/{process}/fd/{name}")
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_dev == device:
+                    held[found.st_ino] = found.st_blocks * 512
+    return list(held.values())
 
 
 def _more_than(folder: Path, size: int, count: int) -> bool:

@@ -43,6 +43,9 @@ class Process:
     largest_reply: int = SMALL_REPLY
     before: float = 0.0
     """Seconds of processor time that do not count: those of earlier calls."""
+    requests: int = -1
+    """Where the rest of its request is written, as far as it reads: whoever waited for it would watch no limit."""
+    request: bytes = b""
 
     @classmethod
     def start(cls, request: dict[str, Any], confine: Callable[[], None]) -> Self:
@@ -58,6 +61,15 @@ class Process:
         largest = SMALL_REPLY + 2 * request.get("most", 0)
         return cls(process, out, err, reply, largest_reply=largest, before=_children_seconds())
 
+    def tell(self) -> None:
+        """Write of the request what there is room for; nothing waits."""
+        try:
+            self.request = self.request[os.write(self.requests, self.request) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self.request = b""
+
     def close(self) -> None:
         if not self.kept:
             for descriptor in (self.out, self.err, self.reply):
@@ -70,6 +82,7 @@ class Interpreter:
     def __init__(self, confine: Callable[[], None]) -> None:
         pipes = [os.pipe() for _ in range(3)]
         requests, self._requests = os.pipe()
+        os.set_blocking(self._requests, False)
         stdin = _sealed(b"")
         ends = [stdin, *(write for _, write in pipes), requests]
         self.process = _fork(ends, confine, lambda reply: program.keep(reply + 1, reply))
@@ -81,10 +94,10 @@ class Interpreter:
         """Have it run the next code."""
         os.kill(self.process, signal.SIGCONT)
         before = _children_seconds() + seconds_of(self.process)
-        with contextlib.suppress(BrokenPipeError):
-            _write_all(self._requests, frames.pack(request))
         out, err, reply = self._pipes
-        return Process(self.process, out, err, reply, ended=_complete, kept=True, before=before)
+        call = Process(self.process, out, err, reply, ended=_complete, kept=True, before=before)
+        call.requests, call.request = self._requests, frames.pack(request)
+        return call
 
     def alive(self) -> bool:
         """Whether it is there still; once it is not, its pipes are closed."""
@@ -197,6 +210,8 @@ def watch(call: Process, limits: dict[str, Any], channel: socket.socket) -> dict
     pidfd = os.pidfd_open(call.process)
     for descriptor in (*reads, pidfd, channel.fileno()):
         poll.register(descriptor, select.POLLIN)
+    if call.request:
+        poll.register(call.requests, select.POLLOUT)
     began = time.monotonic()
     cause, status, looked = "", 0, began
     while not cause:
@@ -208,6 +223,10 @@ def watch(call: Process, limits: dict[str, Any], channel: socket.socket) -> dict
         events = dict(poll.poll(min(left, TICK) * 1000))
         if channel.fileno() in events:
             return None
+        if call.requests in events:
+            call.tell()
+            if not call.request:
+                poll.unregister(call.requests)
         for descriptor in reads.keys() & events.keys():
             if not reads[descriptor].take(descriptor):
                 poll.unregister(descriptor)
@@ -230,7 +249,7 @@ def watch(call: Process, limits: dict[str, Any], channel: socket.socket) -> dict
         _drain(descriptor, one)
     if cause == "exit" and any(one.over for one in reads.values()):
         cause = "output"
-    if goes_on and not _is_answer(reads[call.reply].data):  # a program wrote there, and may be writing still
+    if goes_on and (call.request or not _is_answer(reads[call.reply].data)):  # a program wrote there, and may go on
         os.kill(call.process, signal.SIGKILL)
         os.waitpid(call.process, 0)
     call.close()
