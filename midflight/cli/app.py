@@ -10,8 +10,11 @@ from typer.core import TyperGroup
 from midflight import __version__
 from midflight.cli.asking import credit, evaluate, solve
 from midflight.cli.ending import fail, interrupted
-from midflight.cli.machine import doctor, list_tools, run_tool
+from midflight.cli.machine import allow_files, doctor, list_tools, run_tool
 from midflight.cli.training import report, sft, train
+
+OPEN_FILES = 10_000
+"""What a thousand trajectories at once may hold: a connection, a sandbox's session, a file or two each."""
 
 
 def _version(show: bool) -> None:
@@ -26,6 +29,7 @@ def common(
     ] = False,
 ) -> None:
     """Options before any command."""
+    allow_files(OPEN_FILES)
 
 
 class _Commands(TyperGroup):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import resource
 from typing import Annotated
 
 import typer
 
 from midflight.cli.ending import fail
 from midflight.errors import UserError
+
+
+def allow_files(count: int) -> None:
+    """Let this process and its children hold `count` files open, or as many as the machine lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def list_tools(

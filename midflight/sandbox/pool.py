@@ -26,6 +26,11 @@ class WarmPool(Generic[S]):
         self._ready: deque[S] = deque()
         self._making: set[asyncio.Task[None]] = set()
 
+    @property
+    def ready(self) -> int:
+        """How many are."""
+        return len(self._ready)
+
     async def take(self) -> S:
         """One that is ready, or a new one; `fill` makes its replacement, when there is time.
 

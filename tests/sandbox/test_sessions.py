@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -162,6 +164,75 @@ async def test_waiting_for_others_is_not_its_time() -> None:
     with BubblewrapSandbox(limits, Box(preload=()), warm=1, running=1) as sandbox:
         results = await asyncio.gather(*(sandbox.run(Python("import time\ntime.sleep(0.3)")) for _ in range(4)))
     assert [result.outcome for result in results] == [Outcome.OK] * 4
+
+
+@pytest.mark.asyncio
+async def test_files_do_not_wait_for_programs() -> None:
+    need_bubblewrap()
+    with BubblewrapSandbox(box=Box(preload=()), warm=2, running=1) as sandbox:
+        busy, other = await sandbox.open(), await sandbox.open()
+        running = asyncio.create_task(busy.run(Python("import time\ntime.sleep(30)")))
+        await asyncio.sleep(0.3)
+        assert (await asyncio.wait_for(other.run(WriteFile("a", b"text")), 10)).ok
+        assert (await asyncio.wait_for(other.run(ReadFile("a")), 10)).data == b"text"
+        assert (await asyncio.wait_for(sandbox.run(ListFiles()), 10)).files == ()
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        core = sandbox._core
+        assert core is not None and busy.lost and len(core._open) == 2
+        for session in (busy, other):
+            await session.close()
+        assert not core._open
+
+
+@pytest.mark.asyncio
+async def test_hundreds_of_sessions_may_be_asked_for_at_once() -> None:
+    need_bubblewrap()
+    with BubblewrapSandbox(box=Box(preload=()), warm=2) as sandbox:
+        opened = await asyncio.gather(*(sandbox.open() for _ in range(350)))
+        assert (await opened[-1].run(Python("6 * 7"))).out == "42\n"
+
+
+@pytest.mark.asyncio
+async def test_where_no_file_can_be_opened_no_session_can_be_had() -> None:
+    need_bubblewrap()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with BubblewrapSandbox(box=Box(preload=()), warm=0) as sandbox:
+        await sandbox.ready()  # its thread is there
+        for what in ("the bubblewrap sandbox", "a bubblewrap session"):
+            held: list[int] = []
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 9, limits[1]))
+            try:
+                with contextlib.suppress(OSError):
+                    while True:
+                        held.append(os.dup(0))
+                (problem,) = await asyncio.gather(sandbox.open(), return_exceptions=True)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                for descriptor in held:
+                    os.close(descriptor)
+            assert isinstance(problem, InfrastructureError)
+            assert str(problem).startswith(f"{what} does not start: ") and "Too many open files" in str(problem)
+            assert (await sandbox.run(Python("6 * 7"))).out == "42\n"  # and the outer box
+
+
+@pytest.mark.asyncio
+async def test_sessions_that_ended_with_the_outer_box_are_not_handed_out() -> None:
+    need_bubblewrap()
+    before = host_processes("bwrap")
+    with BubblewrapSandbox(box=Box(preload=()), warm=3) as sandbox:
+        await sandbox.ready()
+        session, other = await sandbox.open(), await sandbox.open()
+        running = asyncio.create_task(other.run(Python("import time\ntime.sleep(30)")))
+        await asyncio.sleep(0.3)
+        ours = set(map(int, children(os.getpid()))) & set(host_processes("bwrap"))
+        os.kill(min(ours.difference(before)), signal.SIGKILL)
+        for ended in (running, session.run(Python("1"))):
+            with pytest.raises(InfrastructureError, match="the bubblewrap sandbox ended, and every session with it"):
+                await ended
+        results = await asyncio.gather(*(sandbox.run(Python(f"{number} + 1")) for number in range(6)))
+        assert [result.out for result in results] == [f"{number + 1}\n" for number in range(6)]
 
 
 def test_one_sandbox_serves_many_event_loops_and_starts_again_after_close() -> None:

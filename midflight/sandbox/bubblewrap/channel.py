@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -25,14 +27,25 @@ GRACE_SECONDS = 5.0
 
 
 class Channel:
-    """The agent's end of one session."""
+    """The agent's end of one session; `box_alive` says whether the outer box around it still runs."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pidfd: int) -> None:
-        self._reader, self._writer, self._pidfd = reader, writer, pidfd
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pidfd: int, box_alive: Callable[[], bool]
+    ) -> None:
+        self._reader, self._writer, self._pidfd, self._box_alive = reader, writer, pidfd, box_alive
         self.turn = asyncio.Lock()
         """Held while a request runs."""
         self.lost = False
         self._closed = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether a request can be sent; of a session that waits to be used, whether it is there still."""
+        if self.lost or not self._box_alive():
+            return False
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return not poll.poll(0)
 
     async def begin(self) -> None:
         """Wait until the session is made.
@@ -74,7 +87,10 @@ class Channel:
         except (asyncio.IncompleteReadError, OSError, ValueError, TimeoutError) as error:
             if self._closed:
                 raise InfrastructureError(CLOSED) from error
+            box_alive = self._box_alive()
             await self._lose()
+            if not box_alive:
+                raise InfrastructureError("the bubblewrap sandbox ended, and every session with it") from error
             return lost(f"the session ended in this call ({type(error).__name__}); its files are gone")
         except BaseException:
             await self._lose()

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from midflight.errors import InfrastructureError
-from midflight.sandbox.base import Limits, Outcome, Request, SandboxResult
+from midflight.sandbox.base import Limits, ListFiles, Outcome, ReadFile, Request, SandboxResult, WriteFile
 from midflight.sandbox.bubblewrap.answers import lost as gone
 from midflight.sandbox.bubblewrap.channel import Channel
 from midflight.sandbox.bubblewrap.interpreter import installed
@@ -18,6 +18,8 @@ from midflight.sandbox.bubblewrap.zygote import Box, Zygote
 from midflight.sandbox.pool import LoopThread, Shared, WarmPool
 
 CLOSE_SECONDS = 30.0
+MADE_AT_ONCE = 8
+"""Sessions that the zygote is asked for at a time; more would fill its socket."""
 
 
 class BubblewrapSandbox:
@@ -28,7 +30,8 @@ class BubblewrapSandbox:
         box: packages, and the size of a workspace.
         warm: sessions kept ready.
         running: requests that run at a time, first come first served; None for the number of cores. Sessions may be
-            more: one that waits for its trajectory takes no processor time.
+            more: one that waits for its trajectory takes no processor time. Reading and writing a file waits for no
+            program, only for as many others of its kind.
     """
 
     name = "bubblewrap"
@@ -89,7 +92,10 @@ class BubblewrapSandbox:
     def _started(self) -> _Core:
         with self._starting:
             if self._core is None:
-                self._core = _Core(self.box, self._warm, self._running)
+                try:
+                    self._core = _Core(self.box, self._warm, self._running)
+                except OSError as error:
+                    raise InfrastructureError(f"the bubblewrap sandbox does not start: {error}") from error
             return self._core
 
 
@@ -111,7 +117,7 @@ class BubblewrapSession:
 
     async def close(self) -> None:
         """See `Session.close`."""
-        if not self.lost:
+        if not self._core.forgot(self._channel):
             await self._core.thread.run(self._core.end(self._channel))
 
 
@@ -120,7 +126,8 @@ class _Core:
 
     def __init__(self, box: Box, warm: int, running: int) -> None:
         self.thread = LoopThread("midflight-sandbox")
-        self._turns = asyncio.Semaphore(running)
+        self._turns, self._file_turns = asyncio.Semaphore(running), asyncio.Semaphore(running)
+        self._asking = asyncio.Semaphore(MADE_AT_ONCE)
         self._pool = WarmPool(self._make, warm)
         self._open: set[Channel] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -128,20 +135,32 @@ class _Core:
         self._closed = False
 
     async def open(self) -> Channel:
-        channel = await self._pool.take()
-        self._open.add(channel)
+        channel = await self._taken()
         self._pool.fill()
         return channel
 
+    async def _taken(self) -> Channel:
+        """A session that is there: what waited in the pool may have ended with the outer box."""
+        while True:
+            fresh = not self._pool.ready
+            channel = await self._pool.take()
+            self._open.add(channel)
+            if fresh or channel.usable:
+                return channel
+            await self.end(channel)
+
+    def _slots(self, request: Request) -> asyncio.Semaphore:
+        """Where a request waits for its turn."""
+        return self._file_turns if isinstance(request, WriteFile | ReadFile | ListFiles) else self._turns
+
     async def run(self, channel: Channel, request: Request, limits: Limits) -> SandboxResult:
-        async with channel.turn, self._turns:
+        async with channel.turn, self._slots(request):
             return await self._ran(channel, request, limits)
 
     async def run_once(self, request: Request, limits: Limits) -> SandboxResult:
-        async with self._turns:
+        async with self._slots(request):
             self._check()
-            channel = await self._pool.take()
-            self._open.add(channel)
+            channel = await self._taken()
             try:
                 return await self._ran(channel, request, limits)
             finally:  # behind the answer: who waits for it does not wait for this
@@ -160,6 +179,12 @@ class _Core:
     def _check(self) -> None:
         if self._closed:
             raise InfrastructureError("the sandbox was closed")
+
+    def forgot(self, channel: Channel) -> bool:
+        """Whether nothing of it is kept, so that no loop is needed to end it; one that was lost is dropped."""
+        if channel.lost:
+            self._open.discard(channel)
+        return channel not in self._open
 
     async def end(self, channel: Channel) -> None:
         self._open.discard(channel)
@@ -188,4 +213,5 @@ class _Core:
             if self._zygote.drop(zygote):
                 await zygote.close()
             zygote = await self._zygote.get()
-        return await zygote.open()
+        async with self._asking:
+            return await zygote.open()

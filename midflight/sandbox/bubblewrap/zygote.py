@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import re
@@ -70,22 +71,29 @@ class Zygote:
         Raises:
             InfrastructureError: it does not start; the message says what bubblewrap said.
         """
-        lacking = missing()
-        if lacking:
-            raise InfrastructureError(f"no bubblewrap sandbox: {lacking}")
-        python = interpreter.inside(box.packages)
-        ours, theirs = socket.socketpair()
-        log = os.memfd_create("zygote", 0)
-        with theirs:
-            process = subprocess.Popen(
-                command(python, theirs.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env={},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        with contextlib.ExitStack() as made:
+            try:
+                lacking = missing()
+                if lacking:
+                    raise InfrastructureError(f"no bubblewrap sandbox: {lacking}")
+                python = interpreter.inside(box.packages)
+                ours, theirs = socket.socketpair()
+                made.callback(ours.close)
+                with theirs:
+                    log = os.memfd_create("zygote", 0)
+                    made.callback(os.close, log)
+                    process = subprocess.Popen(
+                        command(python, theirs.fileno()),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=log,
+                        env={},
+                        pass_fds=[theirs.fileno()],
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                raise InfrastructureError(f"the bubblewrap sandbox does not start: {error}") from error
+            made.pop_all()
         zygote = cls(process, ours, log)
         settings = {
             "executable": f"{interpreter.BINARIES}/python",
@@ -123,7 +131,10 @@ class Zygote:
         Raises:
             InfrastructureError: the zygote, or the session's start, failed.
         """
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise InfrastructureError(f"a bubblewrap session does not start: {error}") from error
         ours.setblocking(False)
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -133,7 +144,7 @@ class Zygote:
                 _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
                 if not descriptors:
                     raise ConnectionResetError("it ended")
-                channel = Channel(*await asyncio.open_connection(sock=ours), descriptors[0])
+                channel = Channel(*await asyncio.open_connection(sock=ours), descriptors[0], lambda: self.alive)
         except (OSError, TimeoutError) as error:
             ours.close()
             raise InfrastructureError(
