@@ -15,7 +15,7 @@ from midflight.agent.memory import Style
 from midflight.agent.strict import object_schema, parse_fields
 from midflight.agent.types import Action, Turn
 from midflight.engines.base import FinishReason, Generation
-from midflight.tools.base import FINISH
+from midflight.tools.base import FINISH, argument_schema
 
 if TYPE_CHECKING:
     from midflight.tools.base import Tool, Toolset
@@ -210,7 +210,7 @@ def _simple_pattern(tool: Tool) -> str | None:
     """The pattern of a tool's only parameter as the inside of a Lark regex, if it is one llguidance reads."""
     properties = tool.parameters.get("properties", {})
     if len(properties) == 1:
-        (schema,) = properties.values()
+        schema = argument_schema(tool, *properties)
         simple = _SIMPLE_PATTERN.fullmatch(schema.get("pattern", "")) if schema.get("type") == "string" else None
         if simple:
             return re.sub(r"\\.|/", lambda piece: "\\/" if piece[0] == "/" else piece[0], simple[1])

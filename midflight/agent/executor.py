@@ -17,7 +17,7 @@ from midflight.agent.strict import parse_object
 from midflight.agent.types import Action
 from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.records import record
-from midflight.tools.base import ErrorKind, ToolCall, ToolResult, call_tool
+from midflight.tools.base import ErrorKind, ToolCall, ToolResult, argument_schema, call_tool
 
 if TYPE_CHECKING:
     from midflight.tools.base import Tool, Toolset
@@ -82,7 +82,7 @@ class DirectExecutor:
         if len(required) != 1:
             return _invalid(f"{tool.name} takes {len(required)} required arguments; only tools with one can be called")
         try:
-            value = _parse_value(action.context, tool.parameters["properties"][required[0]].get("type", "string"))
+            value = _parse_value(action.context, argument_schema(tool, required[0]).get("type", "string"))
         except ValueError as error:
             return _invalid(f"{required[0]} of {tool.name}: {error}")
         return await _validated_call(tool, toolset, {required[0]: value}, seconds, on_call)

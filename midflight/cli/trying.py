@@ -29,7 +29,7 @@ from midflight.tools import (
     recipe_tool_info,
     tool_info,
 )
-from midflight.tools.base import call_tool
+from midflight.tools.base import argument_schema, call_tool
 from midflight.tools.own import is_own, load_own
 
 
@@ -136,13 +136,13 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _value(tool: Tool, key: str, text: str) -> tuple[str, Any]:
-    schema = tool.parameters.get("properties", {}).get(key, {})
-    if isinstance(schema, bool) or schema.get("type") == "string":
+    schema = argument_schema(tool, key)
+    if schema.get("type") == "string":
         return key, text
     validator = Draft202012Validator(tool.parameters, registry=EMPTY_REGISTRY)
     try:
         return key, text if not any(validator.descend(text, schema)) else yaml.safe_load(text)
-    except Unresolvable:
+    except (Unresolvable, RecursionError):
         return key, text  # the toolset says what is wrong with the schema
     except yaml.YAMLError as error:
         raise UserError(f"{key}={text}: not YAML ({error})") from error

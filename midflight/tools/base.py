@@ -153,6 +153,12 @@ class _Finish:
         return ToolResult("")
 
 
+def argument_schema(tool: Tool, name: str) -> Mapping[str, Any]:
+    """The schema of one argument; an empty one where the tool's says nothing of it, or only `true`."""
+    found = tool.parameters.get("properties", {}).get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -177,6 +183,8 @@ class Toolset:
                 Draft202012Validator.check_schema(tool.parameters)
             except SchemaError as error:
                 raise ValueError(f"parameters of tool {tool.name!r} are not a JSON schema: {error.message}") from error
+            except RecursionError:
+                raise ValueError(f"parameters of tool {tool.name!r} are nested too deeply") from None
             self._tools[tool.name] = tool
             # The empty registry keeps a `$ref` in a foreign tool's schema from being fetched over the network.
             self._validators[tool.name] = Draft202012Validator(tool.parameters, registry=EMPTY_REGISTRY)
@@ -235,6 +243,10 @@ class Toolset:
             error = best_match(validator.iter_errors(arguments))
         except Unresolvable as unresolvable:
             return one_line(f"the schema of {name} refers to something outside itself: {unresolvable}")
+        except RecursionError:  # arguments that are deep under a schema that is recursive, or a reference to itself
+            return f"cannot be checked: the arguments, or the schema of {name}, are nested too deeply"
+        except OverflowError:  # multipleOf of a fraction
+            return f"cannot be checked: a number is too large for the schema of {name}"
         if error is None:
             return None
         where = ".".join(str(part) for part in error.absolute_path)

@@ -1,6 +1,7 @@
 """Toolset, built-in tools by name, and argument validation."""
 
 import asyncio
+import json
 import sys
 from typing import Any
 
@@ -9,7 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from midflight.tools import BUILTIN, FINISH, ToolResult, Toolset, make_toolset, tool, tool_info
+from midflight.agent import (
+    Action,
+    AgentFlow,
+    DirectExecutor,
+    LastResultGenerator,
+    LLMExecutor,
+    LLMPlanner,
+    Query,
+    RuleVerifier,
+)
+from midflight.agent.actions import planner_grammar
+from midflight.engines.scripted import ScriptedEngine
+from midflight.tools import BUILTIN, FINISH, ErrorKind, ToolResult, Toolset, make_toolset, tool, tool_info
 
 
 @tool
@@ -109,6 +122,10 @@ def test_surely_valid_arguments_are_not_put_to_the_validator(monkeypatch: pytest
         toolset.validate("first", {"text": "a", "count": True})
 
 
+DEEP = "cannot be checked: the arguments, or the schema of foreign, are nested too deeply"
+HALVES = {"properties": {"x": {"type": "number", "multipleOf": 0.5}}}
+
+
 class Foreign:
     """A tool of a foreign server: its schema is whatever the server says."""
 
@@ -119,7 +136,7 @@ class Foreign:
         self.parameters = parameters
 
     async def call(self, arguments: Any, seconds: float) -> ToolResult:
-        return ToolResult("")
+        return ToolResult("called")
 
 
 def test_foreign_schemas_are_checked_and_never_fetched() -> None:
@@ -128,6 +145,58 @@ def test_foreign_schemas_are_checked_and_never_fetched() -> None:
     reason = Toolset([Foreign({"$ref": "http://192.0.2.1/schema"})]).validate("foreign", {})
     assert reason is not None
     assert "outside" in reason
+
+
+def nested(levels: int, leaf: Any) -> Any:
+    for _ in range(levels):
+        leaf = {"x": leaf}
+    return leaf
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "reason"),
+    [
+        ({"$ref": "#"}, {}, DEEP),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, {}, DEEP),
+        ({"properties": {"x": {"$ref": "#"}}}, nested(900, {}), DEEP),
+        ({"properties": {"x": {"$ref": "#"}}}, nested(5, {}), None),
+        (HALVES, {"x": 10**400}, "cannot be checked: a number is too large for the schema of foreign"),
+    ],
+)
+def test_what_cannot_be_checked_is_a_reason(schema: dict[str, Any], arguments: Any, reason: str | None) -> None:
+    tools = Toolset([Foreign(schema)])
+    assert tools.validate("foreign", arguments) == reason
+    planner = LLMPlanner(ScriptedEngine(["foreign: go on\n"]), format="compact")
+    executor = LLMExecutor(ScriptedEngine([json.dumps(arguments)]))
+    flow = AgentFlow(planner, executor, RuleVerifier(), LastResultGenerator(), tools, max_turns=1)
+    (turn,) = asyncio.run(flow.run(Query("q"))).turns
+    if reason is None:
+        assert turn.result == ToolResult("called")
+    else:
+        assert turn.result.error is ErrorKind.INVALID_ARGUMENTS and reason in turn.result.text
+
+
+def test_a_schema_too_deep_to_be_checked_is_refused() -> None:
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(3000):
+        deep = {"type": "object", "properties": {"x": deep}}
+    with pytest.raises(ValueError, match=r"^parameters of tool 'foreign' are nested too deeply$"):
+        Toolset([Foreign(deep)])
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"properties": {"x": True}, "required": ["x"]}, "called"),
+        ({"required": ["x"]}, "called"),
+        ({**HALVES, "required": ["x"]}, "cannot be checked: a number is too large for the schema of foreign"),
+    ],
+)
+def test_a_direct_call_of_a_tool_whose_schema_says_little(schema: dict[str, Any], text: str) -> None:
+    action = Action("go on", "foreign", "1" + "0" * 400)
+    result = asyncio.run(DirectExecutor().execute(action, Toolset([Foreign(schema)]), 5.0)).result
+    assert text in result.text
+    assert planner_grammar(Toolset([Foreign(schema)]), "compact")
 
 
 def test_unknown_builtin_names_the_nearest() -> None:
