@@ -233,7 +233,7 @@ class AgentFlow:
         return answer
 
     async def _executed(self, run: _Run, action: Action, seed: int | None) -> Execution:
-        """`_retried` of the executor: until it calls the tool it waits for its engine, if for anything."""
+        """`_retried` of the executor until it calls the tool; so long it waits for its engine, if for anything."""
         turns = run.memory.turns
         if self.max_calls is not None and action.tool in run.toolset and calls_of(turns).total() >= self.max_calls:
             said = f"the {self.max_calls} calls that one question may have were made; finish with what is known"
@@ -248,7 +248,12 @@ class AgentFlow:
 
         async def execute() -> Execution:
             run.asked = run.asked or ("executor", self.clock())
-            return await self.executor.execute(resolved, run.toolset, self.tool_seconds, seed, calling)
+            try:
+                return await self.executor.execute(resolved, run.toolset, self.tool_seconds, seed, calling)
+            except InfrastructureError as error:
+                if run.asked is None:  # the call was made, and may have done what it does; its `retries` are over
+                    raise GivenUp(str(error)) from error
+                raise
 
         execution = await self._retried("executor", execute)
         run.asked = None

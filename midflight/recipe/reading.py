@@ -309,7 +309,8 @@ def _anchor(section: dict[str, Any], keys: Sequence[str], folder: Path) -> None:
 
 
 def _anchored(path: str, folder: Path) -> str:
-    return str(folder / os.path.expanduser(path))
+    """An empty path stays one: it is no name of the recipe's folder."""
+    return path and str(folder / os.path.expanduser(path))
 
 
 def path_at(data: dict[str, Any], key: tuple[str, ...]) -> tuple[dict[str, Any] | None, str | None]:

@@ -93,6 +93,8 @@ def check_sandbox(recipe: Recipe) -> None:
         )
     if options.files is not None and not Path(options.files).is_dir():
         raise RecipeError(f"agent.sandbox.files = {options.files}: no such folder; name one, or leave it out")
+    if options.keep is not None and Path(options.keep).exists() and not Path(options.keep).is_dir():
+        raise RecipeError(f"agent.sandbox.keep = {options.keep}: is a file; name a folder, or leave it out")
 
 
 def check_servers(recipe: Recipe) -> None:

@@ -140,7 +140,7 @@ def _reason(data: Mapping[str, Any], error: ValidationError) -> str:
         return f"{path} = {value}: must be a list; write [{value}]"
     if first["type"] in ("model_type", "dict_type", "model_attributes_type"):
         return f"{path} = {value}: must be a section of key: value pairs"
-    message = first["msg"].replace("Input should be", "must be").replace("Field required", "missing")
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     if first["type"] == "string_type":
         message += "; quote it"
     return f"{path} = {value}: {message}"

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from midflight.sandbox.base import MOST_OUTPUT, Limits
 from midflight.section import MOST_SECONDS, Section
 
 PACKAGES = ("numpy", "sympy", "matplotlib", "pytest")
 """What programs may import beside the standard library, unless a recipe says otherwise."""
+
+
+def _name(package: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", package):
+        raise ValueError("must be the name of a distribution alone, such as numpy")
+    return package
+
+
+def _path(folder: str) -> str:
+    if not folder or "\0" in folder:
+        raise ValueError("must be the path of a folder")
+    return folder
+
+
+Package = Annotated[str, AfterValidator(_name)]
+Folder = Annotated[str, AfterValidator(_path)]
 
 
 class SandboxOptions(Section):
@@ -36,13 +53,13 @@ class SandboxOptions(Section):
     """Of all files of a trajectory; bubblewrap has them in memory."""
     running: int | None = Field(default=None, ge=1, le=1_000_000)
     """Calls that run at a time; null: the number of cores."""
-    packages: tuple[str, ...] = PACKAGES
+    packages: tuple[Package, ...] = PACKAGES
     """Distributions that programs may import, with what they require, as far as they are installed beside Midflight;
     wasi has the standard library alone."""
-    files: str | None = None
+    files: Folder | None = None
     """A folder whose files every trajectory's workspace begins with, as they are when the first one does; relative to
     the recipe. Null: it begins empty."""
-    keep: str | None = None
+    keep: Folder | None = None
     """A folder that the files of each trajectory go to, into its next `workspace-N`; relative to the recipe. Null: they
     die with the trajectory."""
 

@@ -85,11 +85,17 @@ class Shared(Generic[S]):
             attempt = self._attempt = asyncio.get_running_loop().create_task(self._make())
         return await asyncio.shield(attempt)
 
+    @property
+    def made(self) -> S | None:
+        """The thing in use, if there is one."""
+        attempt = self._attempt
+        if attempt is None or not attempt.done() or attempt.cancelled() or attempt.exception() is not None:
+            return None
+        return attempt.result()
+
     def drop(self, thing: S) -> bool:
         """Have the next who asks make another; whether `thing` was still the one in use."""
-        attempt = self._attempt
-        used = attempt is not None and attempt.done() and not attempt.cancelled() and attempt.exception() is None
-        if attempt is None or not used or attempt.result() is not thing:
+        if self.made is not thing:
             return False
         self._attempt = None
         return True

@@ -202,13 +202,13 @@ def test_task_cancellation_propagates() -> None:
     asyncio.run(scenario())
 
 
-def test_retries_fire_and_recover() -> None:
+def test_retries_fire_and_recover_and_no_call_is_made_twice() -> None:
     tool = LookupTool("population", {"Peru": InfrastructureError("search is down")})
     flow, engine = compact_flow([EngineError("a"), EngineError("b"), "population: Peru", "finish"], tool)
     trajectory = asyncio.run(flow.run(PERU))
     assert trajectory.stop_reason is StopReason.INFRASTRUCTURE
-    assert trajectory.error == "executor failed 3 times: search is down"
-    assert (trajectory.answer, trajectory.turns, len(tool.calls), len(engine.requests)) == (None, (), 3, 3)
+    assert trajectory.error == "executor failed: search is down"
+    assert (trajectory.answer, trajectory.turns, len(tool.calls), len(engine.requests)) == (None, (), 1, 3)
 
     flow, engine = compact_flow([EngineError("a"), EngineError("b"), "population: Peru", "finish"])
     trajectory = asyncio.run(flow.run(PERU))

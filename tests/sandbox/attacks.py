@@ -274,6 +274,23 @@ KERNEL = [
     Attack(
         "raise a limit", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))\nprint('ESCAPED')", (ERROR,)
     ),
+    Attack(
+        "lower the holder's limits",
+        "import resource\nassert resource.prlimit(0, resource.RLIMIT_NOFILE)\n"
+        "resource.prlimit(1, resource.RLIMIT_NOFILE, (30, 30))\nprint('ESCAPED')",
+        (ERROR,),
+        "PermissionError",
+    ),
+    *(
+        Attack(
+            f"have others wait: {name}",
+            "import fcntl, os\nopen('a', 'w').close()\nfile = os.open('a', os.O_RDONLY)\n"
+            f"fcntl.flock(file, fcntl.LOCK_EX)\nfcntl.fcntl(file, fcntl.{name}, fcntl.F_RDLCK)\nprint('ESCAPED')",
+            (ERROR,),
+            "PermissionError",
+        )
+        for name in ("F_SETLEASE", "F_NOTIFY")
+    ),
     Attack("priority", "import os\nos.nice(-5)\nprint('ESCAPED')", (ERROR,)),
 ]
 

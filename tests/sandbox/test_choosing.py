@@ -122,12 +122,23 @@ def test_options_choose_one_sandbox_for_all_tools() -> None:
     sandbox.close()
 
 
+PACKAGE = "agent.sandbox.packages.0 = {}: must be the name of a distribution alone, such as numpy"
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("agent.sandbox.cpu_seconds=0", "agent.sandbox.cpu_seconds = 0: must be greater than 0"),
         ("agent.sandbox.memory=3", "agent.sandbox.memory = 3: unknown key; did you mean agent.sandbox.memory_mb?"),
         ("agent.sandbox.kind=docker", "agent.sandbox.kind = docker: must be 'auto', 'bubblewrap', 'wasi' or 'none'"),
+        ("agent.sandbox.packages=['numpy>=1']", PACKAGE.format("numpy>=1")),
+        ("agent.sandbox.packages=['']", PACKAGE.format("''")),
+        ("agent.sandbox.files=''", "agent.sandbox.files = '': must be the path of a folder"),
+        ('agent.sandbox.keep="/a\\0b"', 'agent.sandbox.keep = "/a\\0b": must be the path of a folder'),
+        (
+            f"agent.sandbox.keep={__file__}",
+            f"agent.sandbox.keep = {__file__}: is a file; name a folder, or leave it out",
+        ),
         ("agent.sandbox.files=/nope", "agent.sandbox.files = /nope: no such folder; name one, or leave it out"),
     ],
 )

@@ -180,7 +180,9 @@ async def test_files_do_not_wait_for_programs() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         core = sandbox._core
-        assert core is not None and busy.lost and len(core._open) == 2
+        while not busy.lost:
+            await asyncio.sleep(0.01)
+        assert core is not None and len(core._open) == 2
         for session in (busy, other):
             await session.close()
         assert not core._open

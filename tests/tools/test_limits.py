@@ -170,7 +170,7 @@ def test_it_is_the_planners_also_of_an_own_tool_without_limits(tmp_path: Path, p
     )
     trajectory = asyncio.run(flow.run(Query("?")))
     assert [turn.result for turn in trajectory.turns] == [ToolResult("503", ErrorKind.TOOL_ERROR)]
-    assert trajectory.stop_reason is StopReason.INFRASTRUCTURE and trajectory.error == "executor failed 1 times: 503"
+    assert trajectory.stop_reason is StopReason.INFRASTRUCTURE and trajectory.error == "executor failed: 503"
 
 
 def test_a_pause_that_does_not_fit_the_time_limit_is_not_waited_for() -> None:

@@ -208,10 +208,25 @@ class _Core:
             await zygote.close()
 
     async def _make(self) -> Channel:
+        """A session; where the outer box ended before it was there, of another box, once."""
+        await self._box_alive()
+        try:
+            return await self._asked()
+        except InfrastructureError:
+            if await self._box_alive():
+                raise
+        return await self._asked()
+
+    async def _asked(self) -> Channel:
         zygote = await self._zygote.get()
-        if not zygote.alive:
-            if self._zygote.drop(zygote):
-                await zygote.close()
-            zygote = await self._zygote.get()
         async with self._asking:
             return await zygote.open()
+
+    async def _box_alive(self) -> bool:
+        """Whether the outer box runs, or cannot be had at all; one that ended is dropped."""
+        zygote = self._zygote.made
+        if zygote is None or zygote.alive:
+            return True
+        if self._zygote.drop(zygote):
+            await zygote.close()
+        return False

@@ -13,7 +13,7 @@ import socket
 
 FILES = """
 access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
-fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr
+fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fdatasync fgetxattr flistxattr flock fremovexattr
 fsetxattr fstat fstatfs fsync ftruncate futimesat getcwd getdents getdents64 getxattr ioctl lchown lgetxattr link
 linkat listxattr llistxattr lremovexattr lseek lsetxattr lstat mkdir mkdirat mknod mknodat newfstatat open openat
 openat2 pipe pipe2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv
@@ -24,7 +24,7 @@ MEMORY = "brk madvise membarrier mincore mmap mprotect mremap msync munmap pkey_
 PROCESSES = """
 alarm arch_prctl capget execve execveat exit exit_group fork get_robust_list get_thread_area getcpu getegid geteuid
 getgid getgroups getitimer getpgid getpgrp getpid getppid getpriority getresgid getresuid getrlimit getrusage getsid
-gettid getuid kill pause pidfd_open pidfd_send_signal prctl prlimit64 restart_syscall rseq rt_sigaction rt_sigpending
+gettid getuid kill pause pidfd_open pidfd_send_signal prctl restart_syscall rseq rt_sigaction rt_sigpending
 rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max
 sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
 sched_setaffinity sched_yield seccomp set_robust_list set_thread_area set_tid_address setgid setgroups setitimer
@@ -44,6 +44,11 @@ accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom r
 sendto setsockopt shutdown
 """
 """Of sockets that exist: only those of the family AF_UNIX can be made."""
+FCNTL = (*range(12), *range(36, 39), *range(1030, 1037))
+"""What fcntl may do: descriptors, flags, locks, signals, pipes, seals, hints."""
+LEASES = range(1024, 1027)
+"""What it may not: leases, by which one session could have others, and the agent, wait for a shared file; and notices
+of changes in shared folders."""
 REFUSED = """
 acct add_key adjtimex bpf chroot clock_adjtime clock_settime delete_module fanotify_init finit_module fsmount fsopen
 init_module inotify_init inotify_init1 io_setup io_uring_enter io_uring_register io_uring_setup ioperm iopl kcmp
@@ -80,6 +85,11 @@ def instructions() -> bytes:
     for name in ("socket", "socketpair"):
         rules.add_rule(pyseccomp.ALLOW, name, pyseccomp.Arg(0, pyseccomp.EQ, int(socket.AF_UNIX)))
         rules.add_rule(pyseccomp.ERRNO(errno.EACCES), name, pyseccomp.Arg(0, pyseccomp.NE, int(socket.AF_UNIX)))
+    for commands, answer in ((FCNTL, pyseccomp.ALLOW), (LEASES, pyseccomp.ERRNO(errno.EPERM))):
+        for command in commands:
+            rules.add_rule(answer, "fcntl", pyseccomp.Arg(1, pyseccomp.EQ, command))
+    rules.add_rule(pyseccomp.ALLOW, "prlimit64", pyseccomp.Arg(0, pyseccomp.EQ, 0))  # its own, not the holder's
+    rules.add_rule(pyseccomp.ERRNO(errno.EPERM), "prlimit64", pyseccomp.Arg(0, pyseccomp.NE, 0))
     rules.add_rule(pyseccomp.ALLOW, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, NAMESPACES, 0))
     for bit in range(32):
         if NAMESPACES >> bit & 1:
