@@ -17,14 +17,22 @@ from midflight.engines.local.batch_invariant import (
 )
 
 
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("shape", [(576, 576), (192, 576), (1536, 576), (576, 1536)])
-def test_a_row_has_the_same_bits_in_every_batch(shape):
+def test_a_row_has_the_same_bits_in_every_batch(shape, threads):
     draws = torch.Generator().manual_seed(1)
     weight, bias = torch.randn(shape, generator=draws), torch.randn(shape[0], generator=draws)
     x = torch.randn(700, shape[1], generator=draws)
     whole = linear(x, weight, bias)
     assert torch.allclose(whole, plain_linear(x, weight, bias), atol=2e-4)
-    for rows in (1, 2, 3, 5, 15, 16, 17, 33, 50, 64, 100, 129, 200, 256, 300, 513):
+    for rows in (*range(1, 80), 100, 129, 200, 256, 300, 513):
         assert torch.equal(linear(x[:rows], weight, bias), whole[:rows]), rows
         assert torch.equal(linear(x[None, -rows:], weight, bias)[0], whole[-rows:]), rows
 
@@ -58,18 +66,23 @@ def test_the_cheapest_of_the_sets_that_agree_is_taken(monkeypatch):
 
     def found(kinds, outputs):
         monkeypatch.setattr(batch_invariant, "plain_linear", rounding(kinds))
-        return agreement(outputs, 8, threads=-1).alike
+        return agreement(outputs, 8, threads=-1).alike  # a number of threads that no other test has
 
-    assert found(lambda rows: 0.0, 3) == COUNTS
+    few = (1, 2, 3, 4, 5, 6, 7, 8)
+    assert found(lambda rows: 0.0, 3) == (*few, *COUNTS[4:])
     assert found(lambda rows: float(rows < 16), 4) == COUNTS[4:]
-    assert found(lambda rows: float(64 <= rows <= 192), 5) == (1, 2, 4, 8, 16, 24, 32, 48, 224, 256, 320, 384, 512)
-    assert found(lambda rows: float(rows > 96), 6) == COUNTS[:10]
+    assert found(lambda rows: float(64 <= rows <= 192), 5) == (*few, 16, 24, 32, 48, 224, 256, 320, 384, 512)
+    assert found(lambda rows: float(rows > 96), 6) == (*few, *COUNTS[4:10])
+    assert found(lambda rows: float(rows in (5, 6, 7)), 7) == (1, 2, 3, 4, 8, *COUNTS[4:])
+    monkeypatch.setattr(batch_invariant, "plain_linear", rounding(lambda rows: float(rows == 23)))
+    assert agreement(8, 8, threads=3).alike == (*range(1, 23), 24, *COUNTS[6:])
+    agreement.cache_clear()
 
 
 def test_large_maps_are_tried_with_few_rows(monkeypatch):
     monkeypatch.setattr(batch_invariant, "MOST_TRIED", 100 * 11 * 7)
-    assert agreement(11, 7, torch.get_num_threads()).tried == COUNTS[:10]
-    assert agreement(1100, 70, torch.get_num_threads()).tried == (1,)
+    assert agreement(11, 7, 1).tried == (1, 2, 3, 4, 5, 6, 7, 8, *COUNTS[4:10])
+    assert agreement(1100, 70, 1).tried == (1,)
 
 
 def test_only_float32_on_the_cpu_is_changed():

@@ -19,6 +19,8 @@ from torch.nn.functional import linear as plain_linear
 
 COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512)
 """Numbers of rows that are tried, of large maps the small ones alone."""
+FEW = 8
+"""Up to so many rows a thread every number is tried: where each has a row or two, neighbours round differently."""
 MOST_TRIED = 2**32
 """Multiplications in the largest product that is tried."""
 CUT = 32
@@ -92,7 +94,9 @@ def agreement(outputs: int, inputs: int, threads: int) -> Agreement:
 
     Of several sets that round alike among themselves it is the cheapest.
     """
-    tried = tuple(count for count in COUNTS if count * outputs * inputs <= MOST_TRIED) or COUNTS[:1]
+    few = min(FEW * max(threads, 1), COUNTS[-1])
+    counts = (*range(1, few + 1), *(count for count in COUNTS if count > few))
+    tried = tuple(count for count in counts if count * outputs * inputs <= MOST_TRIED) or COUNTS[:1]
     draws = torch.Generator().manual_seed(0)
     sets: list[tuple[list[int], Tensor]] = []
     with torch.no_grad():
