@@ -84,7 +84,9 @@ def sft(
 
         held_out = listed_tasks(settings.eval_tasks)
         selection = kept(RunFolder(folder)) if wanted is None else select(wanted, settings, held_out)
-        print(f"{describe(settings, len(selection.records))}\nDemonstrations\n  {selection.line()}")
+        print(f"{describe(settings, selection.at_most(per_question))}\nDemonstrations\n  {selection.line()}")
+        if per_question is not None:
+            print(f"  of these at most {per_question} of one question, the shortest first")
         print(f"\nRun folder\n  {_place(folder, settings, resume, 'sft')}")
         return
     check_run_folder(folder, settings, resume=resume, command="sft")

@@ -241,6 +241,8 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     Raises:
         RecipeError: an override without `=`, without a key, with a value that is not YAML, or through a plain value.
     """
+    if isinstance(overrides, str):
+        raise RecipeError(f"overrides = {overrides!r}: must be a list; write [{overrides!r}]")
     changed = copy.deepcopy(dict(data))
     for override in overrides:
         key, equals, text = override.partition("=")

@@ -302,6 +302,11 @@ def _check_tasks(recipe: Recipe, training: bool) -> None:
         if train.family == held_out.family and train.split == held_out.split and not is_task_file(train.family):
             change = "train_tasks.split=train" if held_out.split == "test" else "eval_tasks.split=test"
             raise RecipeError(f"eval_tasks.split = {held_out.split}: also the split that is trained on; set {change}")
+        if training and is_task_file(train.family) and Path(train.family).resolve() == Path(held_out.family).resolve():
+            raise RecipeError(
+                f"eval_tasks.family = {held_out.family}: also the file that is trained on; give questions that are not "
+                "in it, or set eval_tasks=null"
+            )
         if held_out.count is None and not is_task_file(held_out.family):
             raise RecipeError(f"eval_tasks.count = null: {held_out.family} draws without end; set eval_tasks.count=240")
     if recipe.training.curriculum is None or not training:

@@ -79,6 +79,11 @@ class Selection:
             )
         return left
 
+    def at_most(self, per_question: int | None) -> int:
+        """How many of the records can be shown, where so many of one question are (None: all)."""
+        questions = Counter(same_question(record.task.question) for record in self.records)
+        return sum(count if per_question is None else min(count, per_question) for count in questions.values())
+
     def line(self) -> str:
         """What is kept, and what is left out by reason."""
         questions = len({same_question(record.task.question) for record in self.records})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +91,25 @@ def test_sft_learns_from_runs_into_a_folder_of_its_own(
 
 
 def test_a_dry_run_of_sft_counts_demonstrations_without_torch(folder: Path) -> None:
-    record_run(folder / "teacher", [entry(str(n), act("finish"), reward=n % 2) for n in range(40)])
+    entries = [entry(str(n % 20), act("finish"), reward=n % 2) for n in range(60)]
+    record_run(folder / "teacher", [replace(one, member=n) for n, one in enumerate(entries)])
     program = (
         "import sys; from midflight.cli import run; code = run(sys.argv[1:]); "
         "heavy = {'torch', 'transformers', 'matplotlib'} & set(sys.modules); sys.exit(100 if heavy else code)"
     )
     arguments = ["sft", "quickstart", "--dry-run", "--from", "teacher", "sft.epochs=3", "sft.batch_size=8"]
+    arguments += ["--per-question", "2"]
     environment = {**os.environ, "PYTHONPATH": str(Path(midflight.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
     assert "  optimizer steps, at most    9  3 epochs x 3 batches\n" in done.stdout
+    assert re.search(r"demonstrations, at most +20  those that the planner can write\n", done.stdout)
     assert "  key-value cache, about" in done.stdout
     assert done.stdout.endswith(
-        "\nDemonstrations\n  20 of 40 trajectories kept, of 20 questions; left out: reward below 1 20\n"
+        "\nDemonstrations\n  30 of 60 trajectories kept, of 10 questions; left out: reward below 1 30\n"
+        "  of these at most 2 of one question, the shortest first\n"
         "\nRun folder\n  runs/quickstart-sft-seed0\n"
     )
     assert [file.name for file in folder.iterdir()] == ["teacher"]

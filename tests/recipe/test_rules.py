@@ -12,6 +12,8 @@ from midflight.recipe.rules import check
 from midflight.recipe.validating import validate
 from tests.recipe.test_config import refused
 
+TASK = {"question": "a", "answer": "b", "checker": "exact"}
+
 
 def test_nearest_examples_need_examples_that_can_be_told_apart(small: Path, tmp_path: Path) -> None:
     one, key = "agent.planner.nearest_examples=1", "agent.planner.nearest_examples = 1"
@@ -189,6 +191,25 @@ def test_a_model_folder_must_hold_one(small: Path, tmp_path: Path) -> None:
     )
     (tmp_path / "empty" / "config.json").write_text("{}")
     assert load_recipe(str(small), ["model.name=./empty"]).model.name == "./empty"
+
+
+def test_the_file_that_is_trained_on_is_not_what_it_is_measured_on(small: Path, tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text("".join(json.dumps({**TASK, "id": kind, "kind": kind}) + "\n" for kind in ("x", "y")))
+    (tmp_path / "same.jsonl").symlink_to(file)
+    given = ["train_tasks.family=q.jsonl", "eval_tasks.count=null"]
+    for held_out in ("q.jsonl", "same.jsonl"):
+        assert refused(small, *given, f"eval_tasks.family={held_out}") == (
+            f"eval_tasks.family = {tmp_path / held_out}: also the file that is trained on; give questions that are not "
+            "in it, or set eval_tasks=null"
+        )
+    recipe = load_recipe(str(small), [*given, "eval_tasks.family=q.jsonl"], training=False)
+    assert recipe.eval_tasks is not None and recipe.eval_tasks.family == str(file)
+
+
+def test_overrides_are_a_list(small: Path) -> None:
+    with pytest.raises(RecipeError, match=r"^overrides = 'seed=3': must be a list; write \['seed=3'\]$"):
+        load_recipe(str(small), "seed=3")
 
 
 def test_an_unknown_kind_of_a_family(small: Path) -> None:
