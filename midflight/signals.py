@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 from types import FrameType
+from typing import Any
 
+AGAIN_SECONDS = 0.05
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _by = signal.SIGINT
 
@@ -14,11 +18,31 @@ def catch() -> None:
     for number in _ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    if sys.unraisablehook is not _unraisable:
+        global _passed_on
+        _passed_on, sys.unraisablehook = sys.unraisablehook, _unraisable
 
 
 def interrupted_by() -> signal.Signals:
     """The signal behind a KeyboardInterrupt; its exit code is 128 + its number, as shells have it."""
     return _by
+
+
+_passed_on = sys.unraisablehook
+
+
+def _unraisable(told: Any) -> None:
+    """Send the signal again that came in a destructor or a callback: Python drops what is raised there."""
+    if told.exc_type is not KeyboardInterrupt or threading.current_thread() is not threading.main_thread():
+        _passed_on(told)
+        return
+    number = signal.SIGINT
+    if signal.getsignal(number) is signal.SIG_IGN:
+        number = _by
+        signal.signal(number, _interrupt)
+    timer = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, number))
+    timer.daemon = True
+    timer.start()
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:

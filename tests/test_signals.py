@@ -35,10 +35,15 @@ except KeyboardInterrupt:
 """
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(midflight.__file__).parent.parent)}
+
+
 def ended(sent: str, before: str = "", cancelled: str = "") -> tuple[int, list[str]]:
-    program = PROGRAM.format(before=before, sent=sent, cancelled=cancelled)
-    environment = {**os.environ, "PYTHONPATH": str(Path(midflight.__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=15)
+    return run(PROGRAM.format(before=before, sent=sent, cancelled=cancelled))
+
+
+def run(program: str) -> tuple[int, list[str]]:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, timeout=15)
     assert done.stderr == ""
     return done.returncode, done.stdout.splitlines()
 
@@ -63,3 +68,38 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 def test_a_second_signal_kills(second: str) -> None:
     again = f"os.kill(os.getpid(), signal.{second}); time.sleep(20)"
     assert ended("SIGTERM", cancelled=again) == (-signal.Signals[second], ["cancelled"])
+
+
+DROPPED = """
+import os, signal, time
+from midflight import signals
+{before}
+signals.catch()
+
+class Held:
+    def __del__(self):
+        os.kill(os.getpid(), signal.{sent})
+        time.sleep(0.01)
+
+try:
+    Held()
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("interrupted by", signals.interrupted_by().name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "before"),
+    [("SIGINT", ""), ("SIGTERM", ""), ("SIGTERM", "signal.signal(signal.SIGINT, signal.SIG_IGN)")],
+)
+def test_what_python_drops_in_a_destructor_comes_again(sent: str, before: str) -> None:
+    assert run(DROPPED.format(sent=sent, before=before)) == (0, [f"interrupted by {sent}"])
+
+
+def test_what_else_is_dropped_is_said_as_ever() -> None:
+    program = (
+        "from midflight import signals\nsignals.catch()\nsignals.catch()\nclass A:\n  def __del__(self): 1 / 0\nA()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, timeout=15)
+    assert done.returncode == 0 and done.stderr.count("ZeroDivisionError: division by zero") == 1
