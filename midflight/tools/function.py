@@ -7,14 +7,12 @@ cancellation pass.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
 import inspect
 import json
 import re
-import threading
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, NotRequired, overload
 
 from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
@@ -24,6 +22,7 @@ from typing_extensions import TypedDict
 from midflight.engines.base import BudgetSpent
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolError, ToolResult, one_line
 from midflight.tools.text import result_text
+from midflight.tools.threads import in_thread
 from midflight.tools.worker import run_in_worker
 
 Function = Callable[..., Any]
@@ -98,7 +97,7 @@ class FunctionTool:
                 elif self.process:
                     value = await run_in_worker(self.function, **values)
                 elif self.blocking:
-                    value = await _in_thread(self.function, values)
+                    value = await in_thread(partial(self.function, **values), f"tool-{self.name}")
                 else:
                     value = self.function(**values)
                 return ToolResult(result_text(value))
@@ -139,35 +138,6 @@ def tool(
 
 def _is_of_a_module(function: Function) -> bool:
     return function.__module__ != "__main__" and "." not in function.__qualname__
-
-
-def _in_thread(function: Function, values: dict[str, Any]) -> Awaitable[Any]:
-    """Run in a daemon thread of its own: a pool would fill up with calls that outlived their limit, and block exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if not future.done():
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)
-
-    def work() -> None:
-        value: Any = None
-        error: BaseException | None = None
-        try:
-            value = context.run(function, **values)
-        except StopIteration as stop:
-            error = RuntimeError(f"StopIteration: {stop}")  # a future refuses StopIteration
-        except BaseException as raised:  # also SystemExit and the panics of Rust extensions: the caller must not wait
-            error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
-        with contextlib.suppress(RuntimeError):  # the loop was closed while the thread ran on
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=work, name=f"tool-{getattr(function, '__name__', '')}", daemon=True).start()
-    return future
 
 
 def _parse_docstring(function: Function) -> tuple[str, dict[str, str]]:
