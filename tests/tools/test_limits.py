@@ -350,3 +350,44 @@ def test_a_cache_that_cannot_be_written_costs_no_result_and_is_told_once(
         f"counting: the cache of results {folder} cannot be written: [Errno 28] No space left on device\n"
     )
     assert list(folder.iterdir()) == []
+
+
+def test_a_damaged_entry_is_made_anew_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = limited(Counting(lambda number: number), tmp_path, cache_hours=1)
+    assert call(made).text == "a 1"
+    (entry,) = (tmp_path / "results" / "counting").iterdir()
+    whole = entry.read_bytes()
+    for number, damaged in enumerate((b"", b"\xff\xfe", whole[:-1], whole[:-1] + b"2", whole + b"\0"), start=2):
+        entry.write_bytes(damaged)
+        assert [call(made).text, call(made).text] == [f"a {number}"] * 2
+    assert capsys.readouterr().err == (
+        f"counting: the cache of results {entry.parent} cannot be read: {entry.name} is damaged; it is made anew\n"
+    )
+
+
+def test_a_cache_that_cannot_be_read_costs_no_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    made = limited(Counting(lambda number: number), file, cache_hours=1)
+    assert [call(made).text, call(made).text] == ["a 1", "a 2"]
+    first, second = capsys.readouterr().err.splitlines()
+    folder = file / "results" / "counting"
+    assert first.startswith(f"counting: the cache of results {folder} cannot be read: [Errno 20] Not a directory: ")
+    assert second.startswith(f"counting: the cache of results {folder} cannot be written: [Errno 20] Not a directory: ")
+
+
+def test_a_cache_that_hangs_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release = threading.Event()
+    for name in ("_read", "_write"):
+        monkeypatch.setattr(limits, name, lambda *arguments: release.wait(30))
+    monkeypatch.setattr(limits, "CACHE_SECONDS", 0.05)
+    made = limited(Counting(lambda number: number), tmp_path, cache_hours=1)
+    assert [call(made).text, call(made).text] == ["a 1", "a 2"]
+    release.set()
+    folder = tmp_path / "results" / "counting"
+    assert capsys.readouterr().err == "".join(
+        f"counting: the cache of results {folder} cannot be {done}: takes longer than 0.05 seconds\n"
+        for done in ("read", "written")
+    )
