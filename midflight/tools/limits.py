@@ -24,6 +24,7 @@ from typing import Any, Self, TypeVar
 
 from midflight import __version__
 from midflight.tools.base import ClosableTool, ErrorKind, InfrastructureError, Tool, ToolResult, TransientError
+from midflight.tools.clock import TimeLimit
 from midflight.tools.function import FunctionTool
 from midflight.tools.hiding import HidingTool
 from midflight.tools.options import ToolOptions
@@ -119,6 +120,10 @@ class LimitedTool(ToolAround):
     async def _called(self, arguments: Mapping[str, Any], seconds: float) -> tuple[ToolResult, bool]:
         """The result, and whether a cache may keep it."""
         await self._rate.turn()
+        async with TimeLimit(None) as clock:
+            return await self._tried(arguments, seconds, clock)
+
+    async def _tried(self, arguments: Mapping[str, Any], seconds: float, clock: TimeLimit) -> tuple[ToolResult, bool]:
         loop = asyncio.get_running_loop()
         limit = left = self.options.seconds or seconds
         end, attempt = loop.time() + left, 0
@@ -131,7 +136,7 @@ class LimitedTool(ToolAround):
                 return result, result.error is None
             except TransientError as error:
                 pause = FIRST_PAUSE * 2**attempt if error.retry_after is None else error.retry_after
-                if attempt == self.options.retries or loop.time() + pause >= end:
+                if attempt == self.options.retries or loop.time() + pause >= end + clock.waited:
                     ending = error.ending()
                     if ending is None:
                         raise
@@ -139,7 +144,7 @@ class LimitedTool(ToolAround):
             attempt += 1
             await asyncio.sleep(pause)
             end += await self._rate.turn()
-            left = end - loop.time()
+            left = end + clock.waited - loop.time()
 
     def _entry(self, arguments: Mapping[str, Any]) -> Path | None:
         """The file that keeps the result; None without a cache."""

@@ -38,6 +38,7 @@ from midflight.tools import (
     make_toolset,
     tool,
 )
+from midflight.tools.clock import waiting
 from midflight.tools.limits import shortened
 from tests.agent.doubles import BoxTool
 
@@ -307,6 +308,18 @@ def test_pauses_double_and_count_as_the_calls_time(monkeypatch: pytest.MonkeyPat
         call(limited(inner, retries=9, seconds=1.3))
     assert inner.calls == 4  # after 0.1, 0.2 and 0.4 s; 0.8 more do not fit
     assert inner.seconds <= 0.6
+
+
+def test_what_a_call_waited_for_its_turn_is_not_taken_from_its_retries() -> None:
+    class Queued(Counting):
+        async def call(self, arguments: Any, seconds: float) -> ToolResult:
+            with waiting():
+                await asyncio.sleep(0.3)
+            return await super().call(arguments, seconds)
+
+    inner = Queued(lambda number: TransientError("busy", retry_after=0.01) if number == 1 else number)
+    assert call(limited(inner, retries=1, seconds=0.25)).text == "a 2"
+    assert 0 < inner.seconds <= 0.24
 
 
 def test_a_limited_tool_looks_like_the_one_inside() -> None:
