@@ -1,8 +1,8 @@
 """Limits around a tool: time, calls of a trajectory, rate, retries, a cache on disk, the size of a result.
 
 Invariant: the tool inside is called at most `1 + retries` times a call, again only after a `TransientError`, and only
-successful results are cached, under a key that holds tool, its code, version, options and every argument. Whatever is
-wrong with the cache costs no call: it is as if there were none, but for a line that says so.
+successful results are cached, under a key that holds tool, its code, what it holds, version, options and every
+argument. Whatever is wrong with the cache costs no call: it is as if there were none, but for a line that says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,9 +24,8 @@ from typing import Any, Self, TypeVar
 from midflight import __version__
 from midflight.tools.base import ClosableTool, ErrorKind, InfrastructureError, Tool, ToolResult, TransientError
 from midflight.tools.clock import TimeLimit
-from midflight.tools.function import FunctionTool
-from midflight.tools.hiding import HidingTool
 from midflight.tools.options import ToolOptions
+from midflight.tools.origin import code_of, state_of
 from midflight.tools.scope import Scope, ScopedTool, ToolAround
 from midflight.tools.threads import Threads
 
@@ -38,15 +36,18 @@ FIRST_PAUSE = 0.5
 CACHE_SECONDS = 5.0
 """Most that reading an entry of the cache, or writing one, may take."""
 
-_PROCESS = uuid.uuid4().hex
 _CACHE = Threads("tool cache", 32)
 _FORMAT = "the text after its digest"
 """Of an entry: a power cut can leave a file without what was written to it, which the digest tells."""
-_DIGEST = hashlib.sha256().digest_size
+_DIGEST = len(hashlib.sha256().hexdigest())
 
 
 class LimitedTool(ToolAround):
-    """`tool` within the limits of `options`; the same to the planner."""
+    """`tool` within the limits of `options`; the same to the planner.
+
+    Raises:
+        UserError: its results are to be cached, and what it holds does not tell whose they are.
+    """
 
     def __init__(self, tool: Tool, options: ToolOptions, cache_folder: Path) -> None:
         super().__init__(tool)
@@ -54,7 +55,13 @@ class LimitedTool(ToolAround):
         self._scope: Scope | None = None
         self._said: set[str] = set()
         self._rate = _Rate(options.calls_per_minute)
-        self._origin = _origin(tool) if options.cache_hours is not None else []
+        self._origin = self._found_origin() if options.cache_hours is not None else []
+
+    def _found_origin(self) -> list[str]:
+        if type(self.options) is not ToolOptions:  # they say all that a tool of ours, or a server, was made with
+            return code_of(self.tool)
+        key = f"agent.tool_options.{self.name}.cache_hours = {self.options.cache_hours:g}"
+        return [*code_of(self.tool), state_of(self.tool, key)]
 
     @property
     def description(self) -> str:
@@ -157,17 +164,6 @@ class LimitedTool(ToolAround):
         return self.cache_folder / "results" / self.name / digest
 
 
-def _origin(tool: Tool) -> list[str]:
-    """Where a tool's code is, and the hash of that file; of code without a file, what no other process has."""
-    tool = tool.tool if isinstance(tool, HidingTool) else tool
-    code = tool.function if isinstance(tool, FunctionTool) else type(tool)
-    module, name = str(code.__module__), str(code.__qualname__)
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None or not Path(file).is_file():
-        return [module, name, _PROCESS]
-    return [module, name, hashlib.sha256(Path(file).read_bytes()).hexdigest()]
-
-
 def shortened(result: ToolResult, limit: int | None) -> ToolResult:
     """`result` with a text of at most `limit` characters: head and tail around a line that says what is left out."""
     if limit is None or len(result.text) <= limit:
@@ -215,7 +211,7 @@ def _read(entry: Path, hours: float | None) -> str | None:
     except FileNotFoundError:
         return None
     kept, data = data[:_DIGEST], data[_DIGEST:]
-    if hashlib.sha256(data).digest() != kept:
+    if hashlib.sha256(data).hexdigest().encode() != kept:
         raise _Damaged(f"{entry.name} is damaged; it is made anew")
     return data.decode("utf-8", "surrogatepass")
 
@@ -226,7 +222,7 @@ def _write(entry: Path, text: str) -> None:
     handle, aside = tempfile.mkstemp(prefix=".", dir=entry.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(data).digest() + data)
+            file.write(hashlib.sha256(data).hexdigest().encode() + data)
         os.replace(aside, entry)
     except OSError:
         os.unlink(aside)
