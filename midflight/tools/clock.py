@@ -32,6 +32,7 @@ class TimeLimit:
         return self._timeout.expired()
 
     async def __aenter__(self) -> Self:
+        self.loop = asyncio.get_running_loop()
         self._token = _CURRENT.set((*_CURRENT.get(), self))
         await self._timeout.__aenter__()
         return self
@@ -47,14 +48,14 @@ class TimeLimit:
         """Stand still; where several tasks of a call wait, until the last goes on."""
         self._waiting += 1
         if self._waiting == 1:
-            self._since, self._end = asyncio.get_running_loop().time(), self._timeout.when()
+            self._since, self._end = self.loop.time(), self._timeout.when()
             self._reschedule(None)
 
     def go_on(self) -> None:
         """End one `stop`."""
         self._waiting -= 1
         if self._waiting == 0:
-            waited = asyncio.get_running_loop().time() - self._since
+            waited = self.loop.time() - self._since
             self._waited += waited
             self._reschedule(None if self._end is None else self._end + waited)
 
@@ -68,8 +69,12 @@ _CURRENT: ContextVar[tuple[TimeLimit, ...]] = ContextVar("time limits", default=
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Wait in here for a turn: the time of all calls around this one stands still."""
-    limits = _CURRENT.get()
+    """Wait in here for a turn: the time of all calls around this one stands still.
+
+    But for those of another event loop, of which this one runs in a thread: they do not know what goes on in it.
+    """
+    loop = asyncio.get_running_loop()
+    limits = [limit for limit in _CURRENT.get() if limit.loop is loop]
     for limit in limits:
         limit.stop()
     try:

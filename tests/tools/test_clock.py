@@ -55,3 +55,18 @@ def test_a_task_that_outlives_its_call_or_waits_after_its_end_does_no_harm() -> 
                     await waits_for(turn)
 
     asyncio.run(call())
+
+
+def test_an_event_loop_in_a_thread_of_the_call_does_not_touch_its_limit() -> None:
+    async def inner() -> float:
+        async with TimeLimit(60) as limit:
+            with waiting():
+                await asyncio.sleep(0.01)
+            return limit.waited
+
+    async def call() -> tuple[float, float]:
+        async with TimeLimit(60) as limit:
+            return await asyncio.to_thread(asyncio.run, inner()), limit.waited
+
+    within, around = asyncio.run(call())
+    assert within >= 0.01 and around == 0.0
