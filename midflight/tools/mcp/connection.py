@@ -287,12 +287,12 @@ class McpConnection:
             errors = stack.enter_context(self._errors.opened())
             client = Client(stdio_client(parameters, errlog=errors), message_handler=self._received)
             return await stack.enter_async_context(client)
-        import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
+        from midflight.tools.mcp.http import HttpClient
+
         headers = {header: key_from(variable) for header, variable in self.options.headers.items()}
-        http = httpx2.AsyncClient(headers=headers, timeout=None, trust_env=False, follow_redirects=False)
-        await stack.enter_async_context(http)
+        http = await stack.enter_async_context(HttpClient(headers))
         spoken = streamable_http_client(self.options.url, http_client=http)
         return await stack.enter_async_context(Client(spoken, message_handler=self._received))
 
