@@ -27,6 +27,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
 _LOOK_UPS = Threads("name look-up", 256)
 """A look-up cannot be stopped: one that nobody answers goes on after its call has ended, and must hold up no other."""
+_NO_NAME = {getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name)}
+"""What a resolver says of a name that it knows not to be there; others may be its own trouble."""
 
 
 class Refused(ToolError):
@@ -67,15 +69,19 @@ async def checked_addresses(host: str, port: int, *, loopback: bool, resolve: Re
 
     Raises:
         Refused: any of them is not public.
-        TransientError: the name cannot be resolved.
+        ToolError: there is no such name, and will be none.
+        TransientError: the name cannot be resolved for now.
     """
     try:
         addresses = await resolve(host, port)
     except (OSError, UnicodeError) as error:
-        raise TransientError(f"{host}: no such host ({error})", infrastructure=False) from error
+        said = f"{host}: no such host ({error})"
+        if isinstance(error, UnicodeError) or error.errno in _NO_NAME:
+            raise ToolError(said) from error
+        raise TransientError(said, infrastructure=False) from error
     for address in addresses:
         if not is_public(address, loopback=loopback):
             raise Refused(f"{host}: {address} is no public address; only public hosts can be read")
     if not addresses:
-        raise TransientError(f"{host}: no such host", infrastructure=False)
+        raise ToolError(f"{host}: no such host")
     return addresses

@@ -6,10 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from midflight.tools.base import InfrastructureError, Tool, ToolError
+from midflight.errors import GivenUp
+from midflight.tools.base import Tool, ToolError
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext, installed, key_from, to_install
-from midflight.tools.web.http import Web, WebOptions
+from midflight.tools.web.http import ServiceUrl, Web, WebOptions
 from midflight.tools.web.providers import PROVIDERS
 
 
@@ -19,7 +20,7 @@ class WebSearchOptions(WebOptions):
     environment: TAVILY_API_KEY, SERPER_API_KEY, BRAVE_API_KEY."""
     results: int = Field(default=5, ge=1, le=20)
     """Most results of a search."""
-    base_url: str = ""
+    base_url: ServiceUrl = ""
     """Of a SearXNG instance, where it is required, or of a gateway to a service; empty: the service itself."""
 
     @model_validator(mode="after")
@@ -51,7 +52,7 @@ def web_search(options: WebSearchOptions, context: ToolContext) -> Tool:
         provider = PROVIDERS[options.provider]
         key = key_from(provider.variable) if provider.variable else ""
         if provider.variable and not key:
-            raise InfrastructureError(f"web_search: {options.missing()}")
+            raise GivenUp(f"web_search: {options.missing()}")
         web = Web(options, options.provider)
         base_url = (options.base_url or provider.base_url).rstrip("/")
         hits = await provider.search(web, base_url, key, query.strip(), options.results)

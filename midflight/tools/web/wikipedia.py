@@ -13,7 +13,7 @@ from midflight.tools.base import Tool, ToolError, TransientError
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
 from midflight.tools.reading.retrieval import RetrievalOptions, excerpt_by
-from midflight.tools.web.http import Web, WebOptions, check_service, json_of
+from midflight.tools.web.http import ServiceUrl, Web, WebOptions, check_service, json_of
 
 _SERVICE = "Wikipedia"
 
@@ -23,7 +23,7 @@ class WikipediaOptions(WebOptions, RetrievalOptions):
     """Of the edition, as in its address."""
     passages: int = Field(default=5, ge=1, le=50)
     """Passages of about 600 characters that match the question."""
-    base_url: str = ""
+    base_url: ServiceUrl = ""
     """Of another wiki's api.php; empty: the edition's."""
 
 
