@@ -9,10 +9,10 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 from xml.etree import ElementTree
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from midflight.tools.base import InfrastructureError, Tool, ToolError, TransientError
 from midflight.tools.function import tool
@@ -38,6 +38,13 @@ class LiteratureOptions(WebOptions):
     """Of arXiv."""
     openalex_url: ServiceUrl = "https://api.openalex.org/works"
     """Of OpenAlex."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for source in get_args(Source):
+            if source not in self.sources and f"{source}_url" in self.model_fields_set:
+                raise ValueError(f"{source}_url does nothing without {source} in sources; leave it out")
+        return self
 
 
 @dataclass(frozen=True)

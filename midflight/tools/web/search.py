@@ -27,10 +27,9 @@ class WebSearchOptions(WebOptions):
     def _check(self) -> Self:
         if self.provider == "searxng" and not self.base_url:
             raise ValueError("searxng needs base_url, such as https://searx.example.org")
-        if self.provider == "ddgs" and self.base_url:
-            raise ValueError("base_url does nothing with provider: ddgs; leave it out")
-        if self.provider == "ddgs" and self.unsafe_allow_loopback:
-            raise ValueError("unsafe_allow_loopback does nothing with provider: ddgs; leave it out")
+        for name in ("base_url", "unsafe_allow_loopback", "max_bytes") if self.provider == "ddgs" else ():
+            if name in self.model_fields_set and getattr(self, name):
+                raise ValueError(f"{name} does nothing with provider: ddgs; leave it out")
         return self
 
     def missing(self) -> str:

@@ -5,9 +5,9 @@ API: mediawiki.org/wiki/API:Search and Extension:TextExtracts (`prop=extracts`, 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from midflight.tools.base import Tool, ToolError, TransientError
 from midflight.tools.function import tool
@@ -25,6 +25,12 @@ class WikipediaOptions(WebOptions, RetrievalOptions):
     """Passages of about 600 characters that match the question."""
     base_url: ServiceUrl = ""
     """Of another wiki's api.php; empty: the edition's."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.base_url and "language" in self.model_fields_set:
+            raise ValueError("language does nothing with base_url; leave it out")
+        return self
 
 
 def wikipedia(options: WikipediaOptions, context: ToolContext) -> Tool:

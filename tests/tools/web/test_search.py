@@ -179,6 +179,7 @@ def test_a_missing_key_is_told_before_anything_starts(monkeypatch: pytest.Monkey
         ({"base_url": "https://a:b@x"}, "x: a URL with a user name or password is not read"),
         ({"base_url": "https://x"}, "base_url does nothing with provider: ddgs; leave it out"),
         ({"unsafe_allow_loopback": True}, "unsafe_allow_loopback does nothing with provider: ddgs"),
+        ({"max_bytes": 10}, "max_bytes does nothing with provider: ddgs; leave it out"),
     ],
 )
 def test_options_that_do_nothing_are_refused(options: dict[str, Any], line: str) -> None:
