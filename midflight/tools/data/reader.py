@@ -12,7 +12,6 @@ import importlib
 import json
 import math
 import os
-import resource
 import signal
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ PDF = ".pdf"
 LARGEST = 50_000_000
 """Bytes of a file, and characters of its text; a larger one is not read."""
 _READERS = {".html": "trafilatura", ".htm": "trafilatura", PDF: "pypdf"}
-_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What ends a process is not of its own doing."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +116,8 @@ def _process(files: Sequence[Path], processor: float) -> Iterator[_Child]:
 
 def _serve(files: Sequence[Path], processor: float, given: Connection) -> NoReturn:
     """The life of that process."""
+    import resource
+
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.closerange(3, given.fileno())
@@ -149,12 +148,16 @@ def _read(file: Path, processor: float) -> Reading:
 
 def _used() -> float:
     """Seconds of processor time of this process."""
+    import resource
+
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def _limit_processor(seconds: float) -> None:
     """End this process when it has used so much more of a processor."""
+    import resource
+
     limit = math.ceil(_used() + seconds)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     if hard == resource.RLIM_INFINITY or limit < hard:
@@ -166,4 +169,5 @@ def _ended_by(status: int, processor: float) -> Reading:
     if status == -signal.SIGXCPU:
         return Reading(problem=f"to read it takes more than {processor:g} seconds of a processor", enough=processor)
     how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
-    return Reading(problem=f"to read it ended the process ({how})", enough=0.0 if -status in _OUTSIDE else None)
+    outside = -status in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # what reads a file does not send these
+    return Reading(problem=f"to read it ended the process ({how})", enough=0.0 if outside else None)
