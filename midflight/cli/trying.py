@@ -29,7 +29,7 @@ from midflight.tools import (
     recipe_tool_info,
     tool_info,
 )
-from midflight.tools.base import argument_schema, call_tool
+from midflight.tools.base import argument_schema, call_tool, one_line
 from midflight.tools.own import is_own, load_own
 
 
@@ -109,7 +109,7 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Too
         raise UserError(f"{name}: no such tool; there are: {', '.join(BUILTIN)}")
     key = load_own(names[0]).name if names and is_own(names[0]) else name
     for one, value in map(_pair, options):
-        given[key] = {**given.get(key, {}), one: yaml.safe_load(value)}
+        given[key] = {**given.get(key, {}), one: _yaml(one, value)}
     engines: dict[str | None, Engine] = {}
     closing: list[Closable] = []
     try:
@@ -141,11 +141,21 @@ def _value(tool: Tool, key: str, text: str) -> tuple[str, Any]:
         return key, text
     validator = Draft202012Validator(tool.parameters, registry=EMPTY_REGISTRY)
     try:
-        return key, text if not any(validator.descend(text, schema)) else yaml.safe_load(text)
+        return key, text if not any(validator.descend(text, schema)) else _yaml(key, text)
     except (Unresolvable, RecursionError):
         return key, text  # the toolset says what is wrong with the schema
-    except yaml.YAMLError as error:
-        raise UserError(f"{key}={text}: not YAML ({error})") from error
+
+
+def _yaml(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        reason = error.problem
+    except RecursionError:
+        reason = "nested too deeply"
+    except (yaml.YAMLError, ValueError) as error:  # such as the date 2024-99-99
+        reason = one_line(str(error))
+    raise UserError(f"{key}={one_line(text)}: not YAML ({reason}); quote it")
 
 
 async def _call(toolset: Toolset, name: str, arguments: dict[str, Any], seconds: float) -> ToolResult:

@@ -108,7 +108,7 @@ class Tool(Protocol):
         """JSON schema of the arguments; its type is `object`."""
 
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
-        """Run with validated arguments for at most `seconds` of wall clock.
+        """Run with validated arguments for at most `seconds` of wall clock, waiting for its turn aside.
 
         Raises:
             InfrastructureError: a service the tool depends on is down.

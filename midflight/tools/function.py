@@ -7,14 +7,12 @@ cancellation pass.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
 import inspect
 import json
 import re
-import threading
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, NotRequired, overload
 
 from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
@@ -23,8 +21,10 @@ from typing_extensions import TypedDict
 
 from midflight.engines.base import BudgetSpent
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolError, ToolResult, one_line
+from midflight.tools.clock import TimeLimit
 from midflight.tools.text import result_text
-from midflight.tools.worker import run_in_worker
+from midflight.tools.threads import in_thread
+from midflight.tools.worker import run_tool_in_worker
 
 Function = Callable[..., Any]
 
@@ -41,7 +41,7 @@ class FunctionTool:
         blocking: False promises that a sync function returns within microseconds: it runs on the event loop itself, so
             that many rollouts stay in one deterministic order, and its time limit is not enforced.
         process: True runs a sync function in a worker process that is killed at the time limit (see `worker`). It has
-            to be a function of a module or file, and give JSON.
+            to be a function of a module or file.
 
     Raises:
         TypeError: no docstring, a parameter without annotation, `*args`, `**kwargs` or positional-only parameters, a
@@ -71,8 +71,17 @@ class FunctionTool:
     def __repr__(self) -> str:
         return f"FunctionTool({self.name})"
 
+    def values(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """JSON arguments as the types of the function.
+
+        Raises:
+            ValidationError: they are not what the function takes.
+            TypeError, ValueError: they are not JSON.
+        """
+        return self._adapter.validate_json(json.dumps(dict(arguments)), strict=True)
+
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
-        """Run with `arguments` for at most `seconds`.
+        """Run with `arguments` for at most `seconds`, waiting for a worker aside.
 
         An async function is cancelled at the limit, and one in a process of its own is killed. Any other sync one runs
         in a thread; at the limit the call returns TOOL_TIMEOUT but Python cannot stop the thread, which goes on unseen
@@ -83,22 +92,22 @@ class FunctionTool:
             asyncio.CancelledError: the caller cancelled.
         """
         try:
-            values = self._adapter.validate_json(json.dumps(dict(arguments)), strict=True)
+            values = self.values(arguments)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             return ToolResult(one_line(f"{where}: {first['msg']}"), ErrorKind.INVALID_ARGUMENTS)
         except (TypeError, ValueError) as error:
             return ToolResult(one_line(f"arguments are not JSON: {error}"), ErrorKind.INVALID_ARGUMENTS)
-        limit = asyncio.timeout(seconds)
+        limit = TimeLimit(seconds)
         try:
             async with limit:
                 if inspect.iscoroutinefunction(self.function):
                     value = await self.function(**values)
                 elif self.process:
-                    value = await run_in_worker(self.function, **values)
+                    value = await run_tool_in_worker(self.function, arguments)
                 elif self.blocking:
-                    value = await _in_thread(self.function, values)
+                    value = await in_thread(partial(self.function, **values), f"tool-{self.name}")
                 else:
                     value = self.function(**values)
                 return ToolResult(result_text(value))
@@ -139,35 +148,6 @@ def tool(
 
 def _is_of_a_module(function: Function) -> bool:
     return function.__module__ != "__main__" and "." not in function.__qualname__
-
-
-def _in_thread(function: Function, values: dict[str, Any]) -> Awaitable[Any]:
-    """Run in a daemon thread of its own: a pool would fill up with calls that outlived their limit, and block exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if not future.done():
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)
-
-    def work() -> None:
-        value: Any = None
-        error: BaseException | None = None
-        try:
-            value = context.run(function, **values)
-        except StopIteration as stop:
-            error = RuntimeError(f"StopIteration: {stop}")  # a future refuses StopIteration
-        except BaseException as raised:  # also SystemExit and the panics of Rust extensions: the caller must not wait
-            error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
-        with contextlib.suppress(RuntimeError):  # the loop was closed while the thread ran on
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=work, name=f"tool-{getattr(function, '__name__', '')}", daemon=True).start()
-    return future
 
 
 def _parse_docstring(function: Function) -> tuple[str, dict[str, str]]:

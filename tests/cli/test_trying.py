@@ -171,8 +171,23 @@ def test_a_value_that_no_kind_fits_is_one_line(capsys: pytest.CaptureFixture[str
     (folder / "kinds.py").write_text(KINDS)
     code, _, error = output(capsys, "run", "kinds.py:show", "names=x")
     assert code == 2 and error.startswith("midflight: kinds.py:show: names: 'x' is not valid under any of the given")
-    code, _, error = output(capsys, "run", "kinds.py:show", "names=[x")
-    assert code == 2 and error.startswith("midflight: names=[x: not YAML")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("[1", "[1: not YAML (expected ',' or ']', but got '<stream end>'); quote it"),
+        ("2024-99-99", "2024-99-99: not YAML (month must be in 1..12); quote it"),
+        ("[" * 700, "[" * 237 + "...: not YAML (nested too deeply); quote it"),
+    ],
+)
+def test_an_argument_or_option_that_is_not_yaml_is_one_line(
+    capsys: pytest.CaptureFixture[str], folder: Path, value: str, reason: str
+) -> None:
+    (folder / "kinds.py").write_text(KINDS)
+    for key, arguments in (("number", [f"number={value}"]), ("seconds", ["-o", f"seconds={value}"])):
+        found = output(capsys, "run", "kinds.py:show", *arguments)
+        assert found == (2, "", f"midflight: {key}={reason}\n")
 
 
 def test_the_sandbox_of_the_recipe_is_used(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

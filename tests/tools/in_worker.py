@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
 from midflight.errors import GivenUp
 from midflight.tools import InfrastructureError, ToolError, TransientError, tool
+from midflight.tools.worker import run_in_worker
 
 
 def process_id() -> int:
@@ -23,6 +25,22 @@ def late(file: str, seconds: float) -> str:
     time.sleep(seconds)
     Path(file).write_text("still there")
     return "done"
+
+
+def holds(folder: str) -> int:
+    """Until there is a file `go` in the folder."""
+    Path(folder, f"held-{os.getpid()}").write_text("")
+    while not Path(folder, "go").exists():
+        time.sleep(0.005)
+    return os.getpid()
+
+
+def starts(file: str) -> None:
+    """A process that does not end, its number in the file, and waits for it."""
+    child = subprocess.Popen(["sleep", "600"])
+    Path(f"{file}.part").write_text(str(child.pid))
+    os.rename(f"{file}.part", file)
+    child.wait()
 
 
 class NotFound(ToolError):
@@ -56,3 +74,15 @@ def slow_double(number: float, seconds: float = 0.0) -> float:
     while time.monotonic() < end:  # busy, as a hostile input would make it
         pass
     return 2 * number
+
+
+@tool(process=True)
+def held(folder: str) -> int:
+    """Holds a worker."""
+    return holds(folder)
+
+
+@tool
+async def identified() -> int:
+    """Number of a process that computes."""
+    return await run_in_worker(process_id)

@@ -35,13 +35,11 @@ for line in sys.stdin:
         send({"id": number, "result": {**version, "capabilities": {"tools": {}}}})
     elif method == "tools/list":
         schema = {"type": "banana"} if FAULT == "schema" else SCHEMA
-        names = [f"t{count}" for count in range(501)] if FAULT == "many" else ["go"]
-        send(
-            {
-                "id": number,
-                "result": {"tools": [{"name": name, "description": "d", "inputSchema": schema} for name in names]},
-            }
-        )
+        names = [f"t{count}" for count in range(501)] if FAULT == "many" else [] if FAULT == "odd" else ["go"]
+        tools = [{"name": name, "description": "d", "inputSchema": schema} for name in names]
+        if FAULT == "output":
+            tools[0]["outputSchema"] = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"\p{L}"}}}
+        send({"id": number, "result": {"tools": [*tools, *json.loads(os.environ.get("LIAR_TOOLS", "[]"))]}})
     elif method == "tools/call" and FAULT == "dies":
         print("no room left", file=sys.stderr, flush=True)
         os._exit(1)
@@ -50,6 +48,7 @@ for line in sys.stdin:
             print("debug\n\x00 sk-secret-1234", flush=True)
         text = {"half": "\ud800"}.get(FAULT, "fine")
         content = "zzz" if FAULT == "result" else [{"type": "text", "text": text}]
-        send({"id": number, "result": {"content": content}})
+        structured = {"structuredContent": {"a": "b"}} if FAULT == "output" else {}
+        send({"id": number, "result": {"content": content, **structured}})
     else:
         send({"id": number, "error": {"code": -32601, "message": "no such method"}})

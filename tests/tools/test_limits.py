@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +19,11 @@ from midflight.agent import (
     StopReason,
 )
 from midflight.engines.scripted import ScriptedEngine
-from midflight.errors import UserError
 from midflight.tools import (
     ErrorKind,
     InfrastructureError,
     LimitedTool,
     Scope,
-    ToolContext,
     ToolOptions,
     ToolResult,
     Toolset,
@@ -38,35 +32,9 @@ from midflight.tools import (
     make_toolset,
     tool,
 )
+from midflight.tools.clock import waiting
 from midflight.tools.limits import shortened
-from tests.agent.doubles import BoxTool
-
-
-class Counting:
-    """Answers with what `answer` gives, and counts."""
-
-    name = "counting"
-    description = "counts"
-    parameters: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-
-    def __init__(self, answer: Callable[[int], Any]) -> None:
-        self.answer, self.calls, self.seconds = answer, 0, 0.0
-
-    async def call(self, arguments: Any, seconds: float) -> ToolResult:
-        self.calls += 1
-        self.seconds = seconds
-        value = self.answer(self.calls)
-        if isinstance(value, Exception):
-            raise value
-        return value if isinstance(value, ToolResult) else ToolResult(f"{arguments['text']} {value}")
-
-
-def limited(inner: Counting, folder: Path = Path("/nowhere"), **options: Any) -> LimitedTool:
-    return LimitedTool(inner, ToolOptions(**options), folder)
-
-
-def call(made: Any, text: str = "a", seconds: float = 5.0) -> ToolResult:
-    return asyncio.run(made.call({"text": text}, seconds))
+from tests.tools.counting import Counting, call, limited
 
 
 def test_the_calls_of_one_trajectory_are_counted_and_the_next_starts_anew() -> None:
@@ -106,17 +74,6 @@ def test_a_trajectory_that_goes_on_has_made_the_calls_of_its_history() -> None:
         turns = asyncio.run(flow.run(Query("?"), history=first[:done])).turns
         assert [turn.result.error for turn in turns] == errors
         assert inner.calls == max(0, 2 - done)
-
-
-def test_what_holds_something_for_a_trajectory_is_not_answered_from_the_cache() -> None:
-    options = {"box": {"cache_hours": 2}}
-    with pytest.raises(UserError) as refused:
-        make_toolset(["box"], options, given=[BoxTool()])
-    assert str(refused.value) == (
-        "agent.tool_options.box.cache_hours = 2: box holds something for a trajectory, which an answer from the cache "
-        "would leave as it is; leave it out"
-    )
-    assert make_toolset(["box"], {"box": {"max_calls": 2}}, given=[BoxTool()]).holds("box")
 
 
 def test_a_call_that_the_infrastructure_lost_is_not_counted() -> None:
@@ -190,36 +147,6 @@ def test_the_tools_own_seconds_stand_for_the_agents() -> None:
     assert 9 < inner.seconds <= 10
 
 
-def test_the_cache_holds_every_argument_tool_and_option_and_only_what_succeeded(tmp_path: Path) -> None:
-    inner = Counting(lambda n: n)
-    made = limited(inner, tmp_path, cache_hours=1)
-    assert [call(made).text, call(made).text, call(made, "b").text, call(made).text] == ["a 1", "a 1", "b 2", "a 1"]
-    again = limited(Counting(lambda n: "new"), tmp_path, cache_hours=1, retries=2, max_calls=9)
-    assert call(again).text == "a 1"  # limits are no part of the key
-
-    class Own(ToolOptions):
-        depth: int = 1
-
-    deeper = LimitedTool(Counting(lambda n: "deep"), Own(cache_hours=1, depth=2), tmp_path)
-    assert call(deeper).text == "a deep"
-    failing = Counting(lambda n: ToolResult("no", ErrorKind.TOOL_ERROR))
-    for _ in range(2):
-        assert call(limited(failing, tmp_path, cache_hours=1), "c").error is ErrorKind.TOOL_ERROR
-    assert failing.calls == 2
-    for entry in (tmp_path / "results" / "counting").iterdir():
-        import os
-
-        os.utime(entry, (0, time.time() - 3601))
-    assert call(made).text == "a 3"
-
-
-def test_another_version_of_midflight_answers_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = limited(Counting(lambda n: n), tmp_path, cache_hours=1)
-    assert [call(made).text, call(made).text] == ["a 1", "a 1"]
-    monkeypatch.setattr(limits, "__version__", "another")
-    assert call(made).text == "a 2"
-
-
 def test_a_long_result_keeps_its_ends_and_the_whole_of_it(tmp_path: Path) -> None:
     text = "".join(f"line {number}\n" for number in range(200))
     cut = shortened(ToolResult(text, ErrorKind.TOOL_ERROR), 300)
@@ -234,42 +161,6 @@ def test_a_long_result_keeps_its_ends_and_the_whole_of_it(tmp_path: Path) -> Non
     made = limited(inner, tmp_path, cache_hours=1, result_characters=200)
     assert call(made) == call(made)
     assert call(made).whole == "a " + "x" * 500 and inner.calls == 1
-
-
-@pytest.mark.parametrize("key", ["", "k-12345678"])  # what is hidden is so by a layer around the tool
-def test_tools_of_one_name_share_no_answers(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TAVILY_API_KEY", key)
-    code = "from midflight.tools import tool\n\n@tool\ndef area(text: str) -> str:\n    'area'\n    return {!r}\n"
-    for name in ("one", "other"):
-        (tmp_path / f"{name}.py").write_text(code.format(name))
-
-    def answer(place: str) -> str:
-        options = {"area": {"cache_hours": 1}}
-        made = make_toolset([place], options, ToolContext(cache_folder=tmp_path / "cache")).get("area")
-        assert made is not None
-        return call(made).text
-
-    places = [f"{tmp_path}/{name}.py:area" for name in ("one", "other")]
-    assert [answer(place) for place in places] == ["one", "other"]
-    (tmp_path / "one.py").write_text(code.format("edited"))
-    monkeypatch.delitem(sys.modules, f"midflight_own:{(tmp_path / 'one.py').resolve()}")
-    assert [answer(place) for place in places] == ["edited", "other"]
-    assert len(list((tmp_path / "cache" / "results" / "area").iterdir())) == 3
-
-
-def test_the_cache_is_not_touched_on_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = []
-    for name in ("_read", "_write"):
-        inner = getattr(limits, name)
-
-        def seen(*arguments: Any, inner: Any = inner) -> Any:
-            threads.append(threading.get_ident())
-            return inner(*arguments)
-
-        monkeypatch.setattr(limits, name, seen)
-    made = limited(Counting(lambda n: n), tmp_path, cache_hours=1)
-    assert [call(made).text for _ in range(2)] == ["a 1", "a 1"]
-    assert len(threads) == 3 and threading.get_ident() not in threads
 
 
 def test_the_rate_is_shared_by_all_trajectories() -> None:
@@ -309,6 +200,18 @@ def test_pauses_double_and_count_as_the_calls_time(monkeypatch: pytest.MonkeyPat
     assert inner.seconds <= 0.6
 
 
+def test_what_a_call_waited_for_its_turn_is_not_taken_from_its_retries() -> None:
+    class Queued(Counting):
+        async def call(self, arguments: Any, seconds: float) -> ToolResult:
+            with waiting():
+                await asyncio.sleep(0.3)
+            return await super().call(arguments, seconds)
+
+    inner = Queued(lambda number: TransientError("busy", retry_after=0.01) if number == 1 else number)
+    assert call(limited(inner, retries=1, seconds=0.25)).text == "a 2"
+    assert 0 < inner.seconds <= 0.24
+
+
 def test_a_limited_tool_looks_like_the_one_inside() -> None:
     @tool
     def shout(text: str) -> str:
@@ -334,19 +237,3 @@ def test_a_time_out_names_the_whole_limit_not_what_the_last_attempt_had() -> Non
     assert call(limited(Slow(answer), retries=1, seconds=3)) == ToolResult(
         "counting took longer than 3 seconds, with 1 more attempts", ErrorKind.TOOL_TIMEOUT
     )
-
-
-def test_a_cache_that_cannot_be_written_costs_no_result_and_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(one: object, other: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(limits.os, "replace", full)
-    made = limited(Counting(lambda number: number), tmp_path, cache_hours=1)
-    assert [call(made).text, call(made).text] == ["a 1", "a 2"]
-    folder = tmp_path / "results" / "counting"
-    assert capsys.readouterr().err == (
-        f"counting: the cache of results {folder} cannot be written: [Errno 28] No space left on device\n"
-    )
-    assert list(folder.iterdir()) == []

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from midflight.errors import UserError
 from midflight.tools import ToolResult, TransientError, make_toolset
-from midflight.tools.mcp import McpConnection, McpServer
+from midflight.tools.mcp import McpConnection, McpServer, http
 from tests.tools.test_mcp import COMMAND, SERVER, call
+from tests.tools.web.serving import Received, Reply, serving
 
 pytest.importorskip("mcp")
 
@@ -69,6 +73,48 @@ def test_what_a_server_puts_into_another_session_ends_with_it(tmp_path: Path) ->
         toolset.close()
         others.close()
     assert not runs(kept)
+
+
+class Silent:
+    """Answers by HTTP as an MCP server does, but to one of `methods` when `done` is set, or after 10 seconds."""
+
+    def __init__(self, *methods: str) -> None:
+        self.methods, self.asked, self.done, self.late = methods, set[str](), threading.Event(), False
+
+    def __call__(self, received: Received) -> Reply:
+        message = received.json if received.method == "POST" else {"method": received.method}
+        method, number = message["method"], message.get("id")
+        self.asked.add(method)
+        if method in self.methods and not self.done.wait(10):
+            self.late = True
+        if number is None:
+            return Reply(b"", {"GET": 405, "DELETE": 200}.get(method, 202))
+        result: dict[str, Any] = {"tools": [{"name": "go", "inputSchema": {"type": "object"}}]}
+        if method == "initialize":
+            version = message["params"]["protocolVersion"]
+            result = {"protocolVersion": version, "serverInfo": {"name": "s", "version": "1"}, "capabilities": {}}
+        return Reply({"jsonrpc": "2.0", "id": number, "result": result}, headers={"mcp-session-id": "a"})
+
+
+def test_a_server_that_does_not_answer_to_the_end_of_a_session_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "END_SECONDS", 0.2)
+    answer = Silent("DELETE")
+    with serving(answer) as server:
+        toolset = make_toolset([], servers={"shop": {"url": f"{server.url}/mcp"}})
+        assert toolset.names == ("shop.go", "finish")
+        toolset.close()
+        assert "DELETE" in answer.asked and not answer.late
+        answer.done.set()
+
+
+def test_a_server_that_does_not_list_its_tools_is_left_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "END_SECONDS", 0.2)
+    answer = Silent("tools/list", "DELETE")
+    with serving(answer) as server:
+        with pytest.raises(UserError, match=r"^agent.mcp_servers.shop: no answer within 0\.5 seconds$"):
+            make_toolset([], servers={"shop": {"url": f"{server.url}/mcp", "start_seconds": 0.5}})
+        assert "DELETE" in answer.asked and not answer.late
+        answer.done.set()
 
 
 def runs(process: int) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from midflight.building import toolset_of
+from midflight.errors import UserError
 from midflight.recipe import RecipeError, load_recipe
 from midflight.tools import BUILTIN, LimitedTool, make_toolset, tool
 from tests.recipe.test_config import MINIMAL
@@ -145,6 +146,27 @@ def test_tools_given_as_objects_take_limits(recipe: str) -> None:
 )
 def test_what_is_wrong_is_one_line(recipe: str, override: str, line: str) -> None:
     assert refused(recipe, override) == line.replace("{work}", str(Path.cwd()))
+
+
+@pytest.mark.parametrize(
+    ("tool", "options", "line"),
+    [
+        (
+            "wikipedia",
+            {"language": "de", "base_url": "https://wiki.example/api.php"},
+            "language does nothing with base_url; leave it out",
+        ),
+        (
+            "search_literature",
+            {"sources": ["arxiv"], "europepmc_url": "https://papers.example"},
+            "europepmc_url does nothing without europepmc in sources; leave it out",
+        ),
+    ],
+)
+def test_what_would_do_nothing_is_refused(tool: str, options: dict[str, object], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_toolset([tool], {tool: options})
+    assert str(caught.value) == f"agent.tool_options.{tool} = {options}: {line}"
 
 
 def test_code_that_fails_is_told(recipe: str) -> None:

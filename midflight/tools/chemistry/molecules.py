@@ -7,10 +7,12 @@ Ertl (doi 10.1021/jm000942e); QED by Bickerton (doi 10.1038/nchem.1243); rule of
 from __future__ import annotations
 
 import csv
+import io
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from midflight.errors import GivenUp
 from midflight.tools.base import ToolError
 
 MOST_ATOMS = 500
@@ -80,13 +82,17 @@ def nearest(smiles: str, file: str, count: int) -> str:
     Likeness is Tanimoto's, of Morgan fingerprints (radius 2, 2048 bits).
 
     Raises:
-        ToolError: no SMILES, or the file holds none.
+        ToolError: no SMILES.
+        GivenUp: the file cannot be read; it could when the tool was made.
     """
     from rdkit import Chem
     from rdkit.DataStructs import BulkTanimotoSimilarity
 
     found = molecule(smiles)
-    rows, fingerprints, same_as = _known(file, Path(file).stat().st_mtime_ns)
+    try:
+        rows, fingerprints, same_as = _known(file, Path(file).stat().st_mtime_ns)
+    except (OSError, ToolError) as error:
+        raise GivenUp(f"compare_to_known: {error}") from error
     similar = BulkTanimotoSimilarity(_fingerprint(found), fingerprints)
     own = Chem.MolToSmiles(found)
     ranked = sorted(range(len(rows)), key=lambda number: (same_as[number] != own, -similar[number], number))[:count]
@@ -98,23 +104,66 @@ def nearest(smiles: str, file: str, count: int) -> str:
     return "\n".join(lines)
 
 
+def check(file: str) -> int:
+    """The number of molecules in a file.
+
+    Raises:
+        ToolError: one of them cannot be read; with file and line.
+    """
+    return len(_known(file, Path(file).stat().st_mtime_ns)[0])
+
+
 @cache
 def _known(file: str, changed: int) -> tuple[list[dict[str, str]], list[Any], list[str]]:
     """Rows, fingerprints and canonical SMILES of a file as it was at `changed`."""
     from rdkit import Chem
 
-    with open(file, newline="", encoding="utf-8-sig") as text:
-        read = csv.DictReader(text)
-        rows = [{str(key).strip().lower(): (value or "").strip() for key, value in row.items()} for row in read]
-    if not rows or "smiles" not in rows[0]:
-        raise ToolError(f"{file}: no column smiles, or no rows")
+    rows = rows_of(file)
     molecules = []
-    for number, row in enumerate(rows, start=2):
+    for line, row in rows:
         try:
             molecules.append(molecule(row["smiles"]))
         except ToolError as error:
-            raise ToolError(f"{file}, line {number}: {error}") from error
-    return rows, [_fingerprint(one) for one in molecules], [Chem.MolToSmiles(one) for one in molecules]
+            raise ToolError(f"{file}, line {line}: {error}") from error
+    return (
+        [row for _, row in rows],
+        [_fingerprint(one) for one in molecules],
+        [Chem.MolToSmiles(one) for one in molecules],
+    )
+
+
+def rows_of(file: str) -> list[tuple[int, dict[str, str]]]:
+    """The line where each row of a CSV ends, and its values by column in lower case; one that is left out is empty.
+
+    Raises:
+        ToolError: it cannot be read, or has no column `smiles`; with file and line.
+    """
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise ToolError(f"{file}: {error.strerror}") from error
+    try:
+        text = data.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ToolError(f"{file}, line {line}: is not UTF-8; save it as that") from error
+    read = csv.reader(io.StringIO(text, newline=""))
+    found = []
+    try:
+        columns = [name.strip().lower() for name in next(read, [])]
+        if "smiles" not in columns:
+            raise ToolError(f"{file}: has no column smiles")
+        for values in read:
+            if "".join(values[len(columns) :]).strip():
+                raise ToolError(f"{file}, line {read.line_num}: {len(values)} fields for {len(columns)} columns")
+            if values:
+                row = dict.fromkeys(columns, "") | dict(zip(columns, map(str.strip, values), strict=False))
+                found.append((read.line_num, row))
+    except csv.Error as error:
+        raise ToolError(f"{file}, line {read.line_num}: {error}") from error
+    if not found:
+        raise ToolError(f"{file}: has no rows")
+    return found
 
 
 def _fingerprint(found: Any) -> Any:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from midflight.errors import UserError
 from midflight.section import MOST_SECONDS
-from midflight.tools.base import Tool
-from midflight.tools.chemistry.molecules import MEASURED_LOGP, logp, nearest, properties
+from midflight.tools.base import Tool, ToolError
+from midflight.tools.chemistry.molecules import MEASURED_LOGP, check, logp, nearest, properties, rows_of
 from midflight.tools.function import tool
-from midflight.tools.options import ToolContext, ToolOptions
-from midflight.tools.worker import run_in_worker
+from midflight.tools.options import ToolContext, ToolOptions, installed
+from midflight.tools.worker import run_in_worker, run_in_worker_now
 
 Smiles = Annotated[str, Field(min_length=1, max_length=2000, description="the molecule, such as CC(=O)O")]
 
@@ -48,13 +48,24 @@ class CompareOptions(ToolOptions):
     def missing(self) -> str:
         if not Path(self.known).is_file():
             return f"{self.known}: no such file; give another in agent.tool_options.compare_to_known.file"
-        with open(self.known, newline="", encoding="utf-8-sig") as text:
-            columns = [name.strip().lower() for name in next(csv.reader(text), [])]
-        return "" if "smiles" in columns else f"{self.known}: has no column smiles"
+        try:
+            rows_of(self.known)
+        except ToolError as error:
+            return f"agent.tool_options.compare_to_known.file: {error}"
+        return ""
 
 
 def compare_to_known(options: CompareOptions, context: ToolContext) -> Tool:
-    """The tool within its options."""
+    """The tool within its options.
+
+    Raises:
+        UserError: a molecule of the file cannot be read.
+    """
+    if options.file is not None and not options.missing() and installed("rdkit"):
+        try:
+            run_in_worker_now(check, options.known)
+        except ToolError as error:
+            raise UserError(f"agent.tool_options.compare_to_known.file: {error}") from error
 
     async def compare_to_known(smiles: Smiles) -> str:
         """the known molecules that are most like a molecule, with their measured values"""

@@ -2,7 +2,8 @@
 
 Invariant: a search sees each file as it is when the search begins: files that are new, changed (by size and time) or
 gone are indexed, indexed anew or dropped first. What one file holds enters the index in one transaction, so a search
-that is stopped halfway through a large folder leaves the next one only the rest.
+that is stopped halfway through a large folder leaves the next one only the rest. A file that cannot be read is told in
+each search, and keeps no other from being read; it is read again where it has changed or the problem may have passed.
 
 All of it runs in a worker.
 """
@@ -17,22 +18,19 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from midflight.tools.base import InfrastructureError, ToolError
-from midflight.tools.reading.documents import document_text
-from midflight.tools.reading.passages import TOKENIZER, match_expression, paragraphs
+from midflight.tools.data.reader import KINDS, PDF, read_each
+from midflight.tools.reading.passages import TOKENIZER, match_expression
 
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 """Raise when the tables, the passages or the tokenizer change."""
-KINDS = {".txt": "text/plain", ".md": "text/plain", ".rst": "text/plain", ".html": "text/html", ".htm": "text/html"}
-"""Types of the files that are read; a PDF is told by its content."""
-PDF = ".pdf"
-LARGEST = 50_000_000
-"""Bytes of a file; a larger one is not indexed."""
+DOCUMENT_SECONDS = 60.0
+"""Of processor time that one document may take; in a call that may not take twice as long half of its time."""
 TOLD = 5
 """Files that cannot be read that a result names."""
 _TABLES = f"""
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
-CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, changed INTEGER, problem TEXT);
+CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, size INTEGER, changed INTEGER, problem TEXT, enough REAL);
 CREATE VIRTUAL TABLE IF NOT EXISTS passages USING fts5(path UNINDEXED, title, text, tokenize='{TOKENIZER}');
 CREATE TABLE IF NOT EXISTS vectors (model TEXT, passage INTEGER, vector BLOB, PRIMARY KEY (model, passage));
 """
@@ -44,8 +42,11 @@ def index_name(folder: str) -> str:
     return f"{digest[:32]}-{INDEX_VERSION}.sqlite"
 
 
-def search(folder: str, index: str, query: str, document: str, count: int) -> str:
+def search(folder: str, index: str, query: str, document: str, count: int, seconds: float) -> str:
     """The best passages as text, below a line with their document; first the index is brought up to date.
+
+    Args:
+        seconds: of the call.
 
     Raises:
         ToolError: nothing matches, or there is no such document.
@@ -53,7 +54,7 @@ def search(folder: str, index: str, query: str, document: str, count: int) -> st
     """
     expression = match_expression(query)
     with opened(folder, index) as connection:
-        problems = update(connection, Path(folder))
+        problems = update(connection, Path(folder), seconds)
         where = "AND path = ?" if known(connection, document) else ""
         rows = (
             connection.execute(
@@ -111,17 +112,19 @@ def shown(rows: Sequence[tuple[str, str, str]], problems: Sequence[Sequence[str]
     return "\n\n".join([*found, *told])
 
 
-def update(connection: sqlite3.Connection, folder: Path) -> list[tuple[str, str]]:
-    """Bring the index up to date; the files that cannot be read, each with the reason.
+def update(connection: sqlite3.Connection, folder: Path, seconds: float) -> list[tuple[str, str]]:
+    """Bring the index up to date within a call of `seconds`; the files that cannot be read, each with the reason.
 
     Raises:
         OSError: the folder cannot be read.
     """
     connection.executescript(_TABLES)
-    indexed = connection.execute("SELECT path, size, changed FROM files")
-    stamps = {path: (size, changed) for path, size, changed in indexed}
+    given = min(DOCUMENT_SECONDS, seconds / 2)  # the next search has time for the others
+    indexed = connection.execute("SELECT path, size, changed, enough FROM files")
+    stamps = {path: (size, changed, enough is not None and enough < given) for path, size, changed, enough in indexed}
     problems: list[tuple[str, str]] = []
     present: set[str] = set()
+    anew: list[tuple[Path, str, tuple[int, int]]] = []
     for file in documents(folder):
         path, state = file.relative_to(folder).as_posix(), file.stat()
         legible = os.fsencode(path).decode("utf-8", "backslashreplace")
@@ -129,22 +132,17 @@ def update(connection: sqlite3.Connection, folder: Path) -> list[tuple[str, str]
             problems.append((legible, "its name is not UTF-8; rename it"))
             continue
         present.add(path)
-        stamp = (state.st_size, state.st_mtime_ns)
-        if stamps.get(path) == stamp:
-            continue
-        found, problem = {"title": "", "text": ""}, ""
-        try:
-            if state.st_size > LARGEST:
-                raise ToolError(f"larger than {LARGEST // 1_000_000} MB")
-            found = document_text(file.read_bytes(), KINDS.get(file.suffix.lower(), ""))
-        except Exception as error:  # the boundary to readers of files that may hold anything
-            problem = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
-        with _transaction(connection):
-            if path in stamps:  # it would look through all passages
-                _drop(connection, path)
-            rows = ((path, found["title"], text) for text in paragraphs(found["text"]))
-            connection.executemany("INSERT INTO passages VALUES (?, ?, ?)", rows)
-            connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", (path, *stamp, problem))
+        if stamps.get(path) != (state.st_size, state.st_mtime_ns, False):
+            anew.append((file, path, (state.st_size, state.st_mtime_ns)))
+    with closing(read_each([file for file, _, _ in anew], seconds / 2, given)) as readings:
+        for (_, path, stamp), reading in zip(anew, readings, strict=True):
+            with _transaction(connection):
+                if path in stamps:  # it would look through all passages
+                    _drop(connection, path)
+                rows = ((path, reading.title, text) for text in reading.passages)
+                connection.executemany("INSERT INTO passages VALUES (?, ?, ?)", rows)
+                row = (path, *stamp, reading.problem, reading.enough)
+                connection.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", row)
     with _transaction(connection):
         for path in stamps.keys() - present:
             _drop(connection, path)

@@ -27,13 +27,15 @@ Row = tuple[int, str, str]
 """Number, title and text of a passage."""
 
 
-async def search(embedder: Embedder, folder: str, index: str, query: str, document: str, count: int) -> str:
+async def search(
+    embedder: Embedder, folder: str, index: str, query: str, document: str, count: int, seconds: float
+) -> str:
     """As `index.search`, by the engine's vectors; passages without one get theirs first.
 
     Raises: as `index.search` and `retrieval.embedded`.
     """
     async with _FILLING.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-        problems = await run_in_worker(refresh, folder, index)
+        problems = await run_in_worker(refresh, folder, index, seconds)
         while rows := await run_in_worker(pending, folder, index, embedder.vectors, AT_ONCE):
             found = await embedded(embedder, [f"{title}\n{text}".strip() for _, title, text in rows])
             await run_in_worker(keep, folder, index, embedder.vectors, rows, [vector.tobytes() for vector in found])
@@ -42,10 +44,10 @@ async def search(embedder: Embedder, folder: str, index: str, query: str, docume
     return shown(best, problems, query)
 
 
-def refresh(folder: str, index: str) -> list[tuple[str, str]]:
+def refresh(folder: str, index: str, seconds: float) -> list[tuple[str, str]]:
     """`index.update`; this and what follows run in a worker."""
     with opened(folder, index) as connection:
-        return update(connection, Path(folder))
+        return update(connection, Path(folder), seconds)
 
 
 def pending(folder: str, index: str, model: str, most: int) -> list[Row]:

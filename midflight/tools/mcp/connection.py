@@ -19,7 +19,7 @@ import shlex
 import sys
 import threading
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -33,6 +33,7 @@ from midflight.section import MOST_SECONDS
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolResult, TransientError, one_line
 from midflight.tools.mcp.faults import BrokenMessage, ErrorOutput, is_broken_message, reason
 from midflight.tools.mcp.processes import MARK, end_marked
+from midflight.tools.mcp.schemas import problem, readable
 from midflight.tools.options import ToolOptions, installed, key_from, to_install
 
 if TYPE_CHECKING:
@@ -115,10 +116,10 @@ class McpConnection:
         atexit.register(self.close)
 
     def tools(self) -> list[McpTool]:
-        """The server's tools, those that the options name.
+        """The server's tools: those that the options name, else all that can be used, with a line for each other.
 
         Raises:
-            UserError: it does not start or answer, or lacks a tool that is named.
+            UserError: it does not start or answer, or a tool that is named is not there or cannot be used.
         """
         try:
             listed = self._submit(self._list()).result()
@@ -137,7 +138,32 @@ class McpConnection:
                 f"agent.mcp_servers.{self.name}: has {len(names)} tools, more than {MOST_TOOLS}; name those to use in "
                 f"agent.mcp_servers.{self.name}.tools"
             )
-        return [McpTool(self, found[name]) for name in names]
+        return self._usable([found[name] for name in names])
+
+    def _usable(self, listed: Sequence[Any]) -> list[McpTool]:
+        """Those of the tools that can be used.
+
+        Raises:
+            UserError: one that is named cannot be used, or none can.
+        """
+        key, usable, odd = f"agent.mcp_servers.{self.name}", [], []
+        for entry in listed:
+            try:
+                tool = McpTool(self, entry)
+                why = problem(tool)
+            except RecursionError:
+                why = "its schema is nested too deep"
+            if why:
+                odd.append(one_line(redact(f"{entry.name!r}: {why}", self.options.keys)))
+            else:
+                usable.append(tool)
+        if odd and self.options.tools is not None:
+            raise UserError(f"{key}.tools: cannot use {odd[0]}; leave it out")
+        if odd and not usable:
+            raise UserError(f"{key}: has no tool that can be used; {odd[0]}")
+        for line in odd:
+            print(f"{key}: leaves out {line}", file=sys.stderr)
+        return usable
 
     async def call(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         """Call a tool from any event loop.
@@ -196,7 +222,7 @@ class McpConnection:
             return ToolResult(f"{tool} took longer than {seconds:g} seconds", ErrorKind.TOOL_TIMEOUT)
         except Exception as error:  # the boundary to a server that may do anything
             alive = await self._check(client)
-            if alive and isinstance(error, MCPError | ValidationError | BrokenMessage):
+            if alive and isinstance(error, MCPError | ValidationError | BrokenMessage | RuntimeError):
                 return ToolResult(reason(error, self.options.keys), ErrorKind.TOOL_ERROR)
             raise TransientError(
                 f"MCP server {self.name}: {reason(error, self.options.keys)}{self._last_said()}"
@@ -287,12 +313,12 @@ class McpConnection:
             errors = stack.enter_context(self._errors.opened())
             client = Client(stdio_client(parameters, errlog=errors), message_handler=self._received)
             return await stack.enter_async_context(client)
-        import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
+        from midflight.tools.mcp.http import HttpClient
+
         headers = {header: key_from(variable) for header, variable in self.options.headers.items()}
-        http = httpx2.AsyncClient(headers=headers, timeout=None, trust_env=False, follow_redirects=False)
-        await stack.enter_async_context(http)
+        http = await stack.enter_async_context(HttpClient(headers))
         spoken = streamable_http_client(self.options.url, http_client=http)
         return await stack.enter_async_context(Client(spoken, message_handler=self._received))
 
@@ -323,7 +349,7 @@ class McpTool:
         self.name = f"{connection.name}.{listed.name}"
         said = redact(listed.description or listed.title or self._tool, connection.options.keys)
         self.description = one_line(said, 1000)
-        self.parameters: dict[str, Any] = {"type": "object", "properties": {}, **listed.input_schema}
+        self.parameters: dict[str, Any] = {"type": "object", "properties": {}, **readable(listed.input_schema)}
 
     async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
         """See `Tool.call`."""

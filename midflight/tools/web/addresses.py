@@ -7,13 +7,14 @@ public unicast address is refused in every spelling, since spellings end at the 
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
 from midflight.tools.base import ToolError, TransientError
+from midflight.tools.threads import Threads
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
@@ -24,6 +25,10 @@ _V6 = tuple(ipaddress.IPv6Network(net) for net in ("2001::/23", "2001:db8::/32",
 """Within it: protocol assignments with Teredo, documentation, 6to4."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
+_LOOK_UPS = Threads("name look-up", 256)
+"""A look-up cannot be stopped: one that nobody answers goes on after its call has ended, and must hold up no other."""
+_NO_NAME = {getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name)}
+"""What a resolver says of a name that it knows not to be there; others may be its own trouble."""
 
 
 class Refused(ToolError):
@@ -55,7 +60,7 @@ async def system_resolve(host: str, port: int) -> list[str]:
     Raises:
         OSError: there are none.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = await _LOOK_UPS.run(partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM))
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
@@ -64,15 +69,19 @@ async def checked_addresses(host: str, port: int, *, loopback: bool, resolve: Re
 
     Raises:
         Refused: any of them is not public.
-        TransientError: the name cannot be resolved.
+        ToolError: there is no such name, and will be none.
+        TransientError: the name cannot be resolved for now.
     """
     try:
         addresses = await resolve(host, port)
     except (OSError, UnicodeError) as error:
-        raise TransientError(f"{host}: no such host ({error})", infrastructure=False) from error
+        said = f"{host}: no such host ({error})"
+        if isinstance(error, UnicodeError) or error.errno in _NO_NAME:
+            raise ToolError(said) from error
+        raise TransientError(said, infrastructure=False) from error
     for address in addresses:
         if not is_public(address, loopback=loopback):
             raise Refused(f"{host}: {address} is no public address; only public hosts can be read")
     if not addresses:
-        raise TransientError(f"{host}: no such host", infrastructure=False)
+        raise ToolError(f"{host}: no such host")
     return addresses

@@ -15,23 +15,27 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urljoin
 
 import httpx2
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from midflight import __version__
+from midflight.errors import GivenUp
 from midflight.redacting import redact
 from midflight.section import MOST_SECONDS
-from midflight.tools.base import InfrastructureError, ToolError, TransientError, one_line
+from midflight.tools.base import ToolError, TransientError, one_line
 from midflight.tools.options import ToolOptions
 from midflight.tools.web.addresses import Refused, Resolve, checked_addresses, system_resolve
 
 USER_AGENT = f"midflight/{__version__} (tool-using agent)"
 UNPACKED = ("gzip", "deflate")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT = frozenset({408, 425, 429, *range(500, 600)} - {501, 505})
+"""Statuses after which the same request may be answered. A server that does not know the method (501) or the version of
+HTTP (505) will not know it soon."""
+_LAST_PORT = 65535
 
 
 class WebOptions(ToolOptions):
@@ -40,7 +44,8 @@ class WebOptions(ToolOptions):
     seconds: float | None = Field(default=30.0, gt=0, le=MOST_SECONDS)
     """Time limit of a call, retries included."""
     retries: int = Field(default=2, ge=0, le=10)
-    """Further attempts after a lost connection, a time-out, 408, 425, 429 or 5xx; Retry-After is obeyed."""
+    """Further attempts after a lost connection, a time-out, 408, 425, 429, or 5xx but 501 and 505; Retry-After is
+    obeyed."""
     result_characters: int | None = Field(default=20_000, ge=200, le=1_000_000_000)
     """A longer result keeps its head and its tail."""
     request_seconds: float = Field(default=10.0, gt=0, le=MOST_SECONDS)
@@ -99,9 +104,9 @@ class Web:
 
         Raises:
             Refused: the address, or one it redirects to, is not public.
-            ToolError: no http(s) URL, too large, too many redirects.
-            TransientError: the connection failed or took too long.
-            InfrastructureError: any of these, of a service.
+            ToolError: no http(s) URL, no such host, a certificate that is not trusted, too large, too many redirects.
+            TransientError: the connection failed or took too long; of a service as one of the infrastructure.
+            GivenUp: any of the others, of a service.
         """
         return await self._request("GET", url, redirects, params=params, headers=headers)
 
@@ -119,7 +124,7 @@ class Web:
         except ToolError as error:
             if not self.service:
                 raise
-            raise InfrastructureError(f"{self.service}: {error}") from error
+            raise GivenUp(f"{self.service}: {error}") from error
 
     async def _followed(self, method: str, url: str, redirects: int, **settings: Any) -> Answer:
         try:
@@ -139,6 +144,8 @@ class Web:
             ) from None
         except (httpx2.TransportError, httpx2.StreamError, httpx2.DecodingError) as error:
             reason = one_line(str(error)) or type(error).__name__
+            if _is_of_a_certificate(error):
+                raise ToolError(f"{_shown(url)}: {reason}") from error
             raise TransientError(f"{_shown(url)}: {reason}", infrastructure=False) from error
         except (httpx2.InvalidURL, ValueError) as error:
             raise ToolError(f"{_shown(url)}: not a URL that can be read ({one_line(str(error))})") from error
@@ -150,11 +157,7 @@ class Web:
         return httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False)
 
     async def _one(self, client: httpx2.AsyncClient, method: str, url: str, **settings: Any) -> Answer:
-        parsed = httpx2.URL(url)
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ToolError(f"{_shown(url)}: not an http or https URL")
-        if parsed.userinfo:
-            raise Refused(f"{parsed.host}: a URL with a user name or password is not read")
+        parsed = _parsed(url)
         async with client.stream(method, url, **settings) as response:
             packed = {name.strip().lower() for name in response.headers.get("content-encoding", "").split(",")}
             if unknown := packed - {"", "identity", *UNPACKED}:
@@ -207,6 +210,43 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context(trust_env=False)
 
 
+def _parsed(url: str) -> httpx2.URL:
+    """An http or https URL.
+
+    Raises:
+        Refused: it has a password in it.
+        ToolError, httpx2.InvalidURL: it is something else.
+    """
+    parsed = httpx2.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ToolError(f"{_shown(url)}: not an http or https URL")
+    if parsed.userinfo:
+        raise Refused(f"{parsed.host}: a URL with a user name or password is not read")
+    if parsed.port is not None and not 1 <= parsed.port <= _LAST_PORT:
+        raise ToolError(f"{_shown(url)}: there is no port {parsed.port}; they go from 1 to {_LAST_PORT}")
+    return parsed
+
+
+def _of_a_service(url: str) -> str:
+    try:
+        if url:
+            _parsed(url)
+    except (ToolError, httpx2.InvalidURL) as error:
+        raise ValueError(str(error)) from error
+    return url
+
+
+ServiceUrl = Annotated[str, AfterValidator(_of_a_service)]
+"""An option that says where a service is; it may be empty."""
+
+
+def _is_of_a_certificate(error: BaseException | None) -> bool:
+    """Whether a connection failed since who answers is not trusted."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _shown(url: str) -> str:
     """A URL as an error names it: a query may hold anything, so without one."""
     return one_line(url.partition("?")[0], 120)
@@ -218,7 +258,7 @@ def check_service(answer: Answer, service: str, key: str = "") -> None:
     Raises:
         TransientError: busy or broken for now; with the pause the service asks for.
         ToolError: it finds the request itself wrong.
-        InfrastructureError: the key is refused, or anything else.
+        GivenUp: the key is refused, or anything else.
     """
     status = answer.status
     if 200 <= status < 300:
@@ -226,11 +266,11 @@ def check_service(answer: Answer, service: str, key: str = "") -> None:
     if status in _TRANSIENT:
         raise TransientError(f"{service}: HTTP {status}", retry_after=retry_after(answer))
     if status in (401, 403):
-        raise InfrastructureError(f"{service}: HTTP {status}, access is refused; check its key and plan")
+        raise GivenUp(f"{service}: HTTP {status}, access is refused; check its key and plan")
     said = one_line(redact(answer.body.decode("utf-8", "replace"), [key]))
     if status in (400, 414, 422):
         raise ToolError(f"{service} refuses the query: {said}")
-    raise InfrastructureError(f"{service}: HTTP {status}: {said}")
+    raise GivenUp(f"{service}: HTTP {status}: {said}")
 
 
 def check_page(answer: Answer) -> None:

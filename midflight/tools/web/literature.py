@@ -9,17 +9,17 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, get_args
 from xml.etree import ElementTree
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from midflight.tools.base import InfrastructureError, Tool, ToolError, TransientError
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
 from midflight.tools.reading.passages import best_passages, split_passages
 from midflight.tools.text import without_tags
-from midflight.tools.web.http import Answer, Web, WebOptions, check_service, json_of
+from midflight.tools.web.http import Answer, ServiceUrl, Web, WebOptions, check_service, json_of
 
 _ATOM = "{http://www.w3.org/2005/Atom}"
 Source = Literal["europepmc", "arxiv", "openalex"]
@@ -32,12 +32,19 @@ class LiteratureOptions(WebOptions):
     """Most papers of each source."""
     calls_per_minute: float | None = Field(default=20.0, gt=0, le=1e12)
     """arXiv asks for three seconds between requests."""
-    europepmc_url: str = "https://www.ebi.ac.uk/europepmc/webservices/rest/search"
+    europepmc_url: ServiceUrl = "https://www.ebi.ac.uk/europepmc/webservices/rest/search"
     """Of Europe PMC."""
-    arxiv_url: str = "https://export.arxiv.org/api/query"
+    arxiv_url: ServiceUrl = "https://export.arxiv.org/api/query"
     """Of arXiv."""
-    openalex_url: str = "https://api.openalex.org/works"
+    openalex_url: ServiceUrl = "https://api.openalex.org/works"
     """Of OpenAlex."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for source in get_args(Source):
+            if source not in self.sources and f"{source}_url" in self.model_fields_set:
+                raise ValueError(f"{source}_url does nothing without {source} in sources; leave it out")
+        return self
 
 
 @dataclass(frozen=True)

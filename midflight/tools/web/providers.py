@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from midflight.tools.base import InfrastructureError, ToolError, TransientError
+from midflight.errors import GivenUp
+from midflight.tools.base import ToolError, TransientError
 from midflight.tools.text import without_tags
 from midflight.tools.web.http import Web, check_service, json_of
 from midflight.tools.worker import run_in_worker
@@ -89,7 +90,7 @@ class SearXNG:
     async def search(self, web: Web, base_url: str, key: str, query: str, count: int) -> list[Hit]:
         answer = await web.get(f"{base_url}/search", params={"q": query, "format": "json"}, redirects=0)
         if answer.status == 403:
-            raise InfrastructureError("SearXNG: HTTP 403; add json to search.formats in its settings.yml")
+            raise GivenUp("SearXNG: HTTP 403; add json to search.formats in its settings.yml")
         check_service(answer, "SearXNG")
         return _hits(json_of(answer, "SearXNG"), ("results",), "SearXNG", "url", "content")[:count]
 

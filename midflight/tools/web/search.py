@@ -6,10 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from midflight.tools.base import InfrastructureError, Tool, ToolError
+from midflight.errors import GivenUp
+from midflight.tools.base import Tool, ToolError
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext, installed, key_from, to_install
-from midflight.tools.web.http import Web, WebOptions
+from midflight.tools.web.http import ServiceUrl, Web, WebOptions
 from midflight.tools.web.providers import PROVIDERS
 
 
@@ -19,17 +20,16 @@ class WebSearchOptions(WebOptions):
     environment: TAVILY_API_KEY, SERPER_API_KEY, BRAVE_API_KEY."""
     results: int = Field(default=5, ge=1, le=20)
     """Most results of a search."""
-    base_url: str = ""
+    base_url: ServiceUrl = ""
     """Of a SearXNG instance, where it is required, or of a gateway to a service; empty: the service itself."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.provider == "searxng" and not self.base_url:
             raise ValueError("searxng needs base_url, such as https://searx.example.org")
-        if self.provider == "ddgs" and self.base_url:
-            raise ValueError("base_url does nothing with provider: ddgs; leave it out")
-        if self.provider == "ddgs" and self.unsafe_allow_loopback:
-            raise ValueError("unsafe_allow_loopback does nothing with provider: ddgs; leave it out")
+        for name in ("base_url", "unsafe_allow_loopback", "max_bytes") if self.provider == "ddgs" else ():
+            if name in self.model_fields_set and getattr(self, name):
+                raise ValueError(f"{name} does nothing with provider: ddgs; leave it out")
         return self
 
     def missing(self) -> str:
@@ -51,7 +51,7 @@ def web_search(options: WebSearchOptions, context: ToolContext) -> Tool:
         provider = PROVIDERS[options.provider]
         key = key_from(provider.variable) if provider.variable else ""
         if provider.variable and not key:
-            raise InfrastructureError(f"web_search: {options.missing()}")
+            raise GivenUp(f"web_search: {options.missing()}")
         web = Web(options, options.provider)
         base_url = (options.base_url or provider.base_url).rstrip("/")
         hits = await provider.search(web, base_url, key, query.strip(), options.results)

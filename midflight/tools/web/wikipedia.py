@@ -5,15 +5,15 @@ API: mediawiki.org/wiki/API:Search and Extension:TextExtracts (`prop=extracts`, 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from midflight.tools.base import Tool, ToolError, TransientError
 from midflight.tools.function import tool
 from midflight.tools.options import ToolContext
 from midflight.tools.reading.retrieval import RetrievalOptions, excerpt_by
-from midflight.tools.web.http import Web, WebOptions, check_service, json_of
+from midflight.tools.web.http import ServiceUrl, Web, WebOptions, check_service, json_of
 
 _SERVICE = "Wikipedia"
 
@@ -23,8 +23,14 @@ class WikipediaOptions(WebOptions, RetrievalOptions):
     """Of the edition, as in its address."""
     passages: int = Field(default=5, ge=1, le=50)
     """Passages of about 600 characters that match the question."""
-    base_url: str = ""
+    base_url: ServiceUrl = ""
     """Of another wiki's api.php; empty: the edition's."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.base_url and "language" in self.model_fields_set:
+            raise ValueError("language does nothing with base_url; leave it out")
+        return self
 
 
 def wikipedia(options: WikipediaOptions, context: ToolContext) -> Tool:

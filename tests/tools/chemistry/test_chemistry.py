@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from midflight.errors import UserError
+from midflight.errors import GivenUp, UserError
 from midflight.tools import ErrorKind, Tool, ToolResult, make_toolset
 from midflight.tools.chemistry.molecules import MEASURED_LOGP, logp
 
@@ -78,13 +78,47 @@ def test_a_set_of_ones_own(tmp_path: Path) -> None:
     file.write_text("SMILES,melting point\nCCO,-114\nCO,-98\n")
     result = ask("compare_to_known", "CCCO", file=str(file), count=1)
     assert result.text.splitlines() == ["similarity | melting point | smiles", "0.556 | -114 | CCO"]
-    file.write_text("SMILES,melting point\nCCO,-114\nxx,-98\n")
-    assert ask("compare_to_known", "CCCO", file=str(file)).text.startswith(f"{file}, line 3: 'xx' is not a SMILES")
-    file.write_text("structure\nCCO\n")
-    with pytest.raises(UserError, match="has no column smiles"):
-        made("compare_to_known", file=str(file))
+    file.write_bytes(b"\xef\xbb\xbfsmiles,name,note\r\n\r\nCCO,\r\nCO,methanol,,\r\n")  # a mark, an empty line, commas
+    result = ask("compare_to_known", "CCO", file=str(file), count=1)
+    assert result.text.splitlines() == ["similarity | name | note | smiles", "1.000 (the same molecule) |  |  | CCO"]
     with pytest.raises(UserError, match="no such file"):
         made("compare_to_known", file=str(tmp_path / "none.csv"))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"structure\nCCO\n", ": has no column smiles"),
+        (b"", ": has no column smiles"),
+        (b"smiles,name\n", ": has no rows"),
+        (b"smiles,name\nCCO,ethanol\nCO,methanol,extra\n", ", line 3: 3 fields for 2 columns"),
+        (b'smiles,name\nCCO,"eth\nanol"\nxx,-98\n', ", line 4: 'xx' is not a SMILES that can be read; write one "),
+        (b"smiles,name\nCCO,ethanol\nC,m\xe9thane\n", ", line 3: is not UTF-8; save it as that"),
+        (b"smil\xe9s,name\nCCO,ethanol\n", ", line 1: is not UTF-8; save it as that"),
+        (b"smiles,name\nCCO," + b"x" * 200_000, ", line 2: field larger than field limit (131072)"),
+        (b"smiles," + b"x" * 200_000, ", line 1: field larger than field limit (131072)"),
+        (b"smiles,name\n,ethanol\n", ", line 2: '' is not a SMILES that can be read; write one "),
+    ],
+)
+def test_what_is_wrong_in_a_set_is_told_at_the_start(data: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "set.csv"
+    file.write_bytes(data)
+    with pytest.raises(UserError) as caught:
+        made("compare_to_known", file=str(file))
+    assert f"agent.tool_options.compare_to_known.file: {file}{said}" in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"smiles\nxx\n", b"\xff", None])
+def test_a_set_that_breaks_later_is_not_the_planners_error(data: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "set.csv"
+    file.write_text("smiles\nCCO\n")
+    tool = made("compare_to_known", file=str(file))
+    if data is None:
+        file.unlink()
+    else:
+        file.write_bytes(data)
+    with pytest.raises(GivenUp, match="^compare_to_known: .*set.csv"):
+        asyncio.run(tool.call({"smiles": "CCO"}, 60.0))
 
 
 @pytest.mark.parametrize("smiles", ["aspirin", "C1CC", " ", "C(C)(C)(C)(C)C", "c1cccc1"])

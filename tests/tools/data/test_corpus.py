@@ -5,16 +5,23 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import re
+import signal
 import sqlite3
+import time
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from midflight.errors import UserError
-from midflight.tools import ErrorKind, InfrastructureError, Tool, ToolContext, ToolResult, make_toolset
+from midflight.tools import ErrorKind, InfrastructureError, Tool, ToolContext, ToolError, ToolResult, make_toolset
 from midflight.tools.data import index as corpus
+from midflight.tools.data import reader
 from midflight.tools.data.index import index_name, search
+from midflight.tools.data.reader import Reading
+from midflight.tools.reading.documents import document_text
 from tests.tools.pdf import pdf
 from tests.tools.reading.test_documents import ARTICLE
 
@@ -31,6 +38,13 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "outside.txt").write_text("blackwater outside")
     (documents / "link.txt").symlink_to(tmp_path / "outside.txt")
     return documents
+
+
+@pytest.fixture
+def plain(folder: Path) -> Path:
+    """Without HTML, which takes long to read."""
+    (folder / "lakes" / "titicaca.html").unlink()
+    return folder
 
 
 def made(folder: Path, **options: Any) -> Tool:
@@ -66,48 +80,170 @@ def test_documents_of_all_kinds_are_found_and_nothing_outside(folder: Path) -> N
     assert "there is no document 'x.txt'" in look(folder, "river", "x.txt").text
 
 
-def test_only_what_has_changed_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "lakes" / "titicaca.html").unlink()
-    read: list[int] = []
-    text_of = corpus.document_text
-    monkeypatch.setattr(corpus, "document_text", lambda body, kind: (read.append(len(body)), text_of(body, kind))[1])
-    index = str(folder.parent / "i.sqlite")
-    assert "[notes.txt]" in search(str(folder), index, "mountains", "", 3)
-    assert len(read) == 2
-    search(str(folder), index, "mountains", "", 3)
-    assert len(read) == 2
-    (folder / "notes.txt").write_text("A note on valleys, now.")
-    (folder / "new.txt").write_text("Nothing but mountains.")
-    (folder / "rivers.md").unlink()
-    assert search(str(folder), index, "mountains", "", 3) == "[new.txt]\nNothing but mountains."
-    assert len(read) == 4
-    assert "valleys" in search(str(folder), index, "valleys", "", 3)
-    with pytest.raises(corpus.ToolError, match="nothing"):
-        search(str(folder), index, "blackwater", "", 3)
-    same = os.stat(folder / "new.txt")
-    (folder / "new.txt").write_text("Nothing but mountaint.")
-    os.utime(folder / "new.txt", ns=(same.st_atime_ns, same.st_mtime_ns))
-    search(str(folder), index, "mountains", "", 3)  # neither size nor time tells
-    assert len(read) == 4
+def found_in(folder: Path, query: str, count: int = 3, seconds: float = 60.0) -> str:
+    """What a search of `seconds` finds, in this process, with an index of its own."""
+    return search(str(folder), str(folder.parent / "i.sqlite"), query, "", count, seconds)
 
 
-def test_what_was_indexed_before_a_stop_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text_of = corpus.document_text
+def reading_by(monkeypatch: pytest.MonkeyPatch, read: Callable[[bytes], None]) -> None:
+    """Have `read` called with what each document holds, in the process that reads it."""
+    text_of = document_text
+    monkeypatch.setattr(reader, "document_text", lambda body, kind: (read(body), text_of(body, kind))[1])
 
-    def stops_at_second(body: bytes, kind: str) -> dict[str, str]:
-        if b"Rivers" in body:
-            raise KeyboardInterrupt
-        return text_of(body, kind)
 
-    (folder / "lakes" / "titicaca.html").unlink()
-    index = str(folder.parent / "i.sqlite")
-    monkeypatch.setattr(corpus, "document_text", stops_at_second)
+@pytest.fixture
+def read(plain: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """What each document that was read since the last call begins with."""
+    log = plain.parent / "read"
+
+    def note(body: bytes) -> None:
+        with open(log, "a") as text:
+            text.write(body.splitlines()[0][:9].decode() + "\n")
+
+    def noted() -> list[str]:
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return lines
+
+    reading_by(monkeypatch, note)
+    return noted
+
+
+def test_only_what_has_changed_is_read_again(plain: Path, read: Callable[[], list[str]]) -> None:
+    assert "[notes.txt]" in found_in(plain, "mountains")
+    assert read() == ["A note on", "# Rivers"]
+    found_in(plain, "mountains")
+    assert read() == []
+    (plain / "notes.txt").write_text("A note on valleys, now.")
+    (plain / "new.txt").write_text("Nothing but mountains.")
+    (plain / "rivers.md").unlink()
+    assert found_in(plain, "mountains") == "[new.txt]\nNothing but mountains."
+    assert read() == ["Nothing b", "A note on"]
+    assert "valleys" in found_in(plain, "valleys")
+    with pytest.raises(ToolError, match="nothing"):
+        found_in(plain, "blackwater")
+    same = os.stat(plain / "new.txt")
+    (plain / "new.txt").write_text("Nothing but mountaint.")
+    os.utime(plain / "new.txt", ns=(same.st_atime_ns, same.st_mtime_ns))
+    found_in(plain, "mountains")  # neither size nor time tells
+    assert read() == []
+
+
+def test_what_was_indexed_before_a_stop_stays(
+    plain: Path, read: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops_at_second(files: Sequence[Path], seconds: float, processor: float) -> Generator[Reading, None, None]:
+        yield Reading(passages=("A note on mountains.",))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(corpus, "read_each", stops_at_second)
     with pytest.raises(KeyboardInterrupt):
-        search(str(folder), index, "mountains", "", 3)
-    with sqlite3.connect(index) as connection:
-        assert connection.execute("SELECT path FROM files").fetchall() == [("notes.txt",)]
-    monkeypatch.setattr(corpus, "document_text", text_of)
-    assert "blackwater" in search(str(folder), index, "blackwater", "", 3)
+        found_in(plain, "mountains")
+    monkeypatch.setattr(corpus, "read_each", reader.read_each)
+    assert "blackwater" in found_in(plain, "blackwater")
+    assert read() == ["# Rivers"]
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_document_that_takes_too_long_is_told_and_the_others_are_found(
+    busy: bool, plain: Path, read: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(body: bytes) -> None:
+        while body.startswith(b"deep"):
+            if not busy:
+                time.sleep(1)
+
+    monkeypatch.setattr(corpus, "DOCUMENT_SECONDS", 0.02 if busy else 60.0)
+    (plain / "deep.txt").write_text("deep")
+    with monkeypatch.context() as slow:
+        reading_by(slow, late)
+        text = found_in(plain, "mountain blackwater", seconds=1.0)
+    told = "(cannot be read: deep.txt: to read it takes more than 0.5 seconds)"
+    assert "[rivers.md]" in text and "[notes.txt]" in text and text.endswith(told)
+    assert read() == []
+    if busy:
+        assert found_in(plain, "mountain", seconds=1.0).endswith(told) and read() == []  # it is not tried twice
+        monkeypatch.setattr(corpus, "DOCUMENT_SECONDS", 0.03)
+        assert found_in(plain, "deep") == "[deep.txt]\ndeep"  # it has longer now
+    else:  # not its own doing
+        assert found_in(plain, "deep") == "[deep.txt]\ndeep"
+    assert read() == ["deep"]
+
+
+def test_a_document_is_bounded_in_processor_time(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def for_ever(body: bytes) -> None:
+        while body.startswith(b"deep"):
+            pass
+
+    (plain / "deep.txt").write_text("deep")
+    reading_by(monkeypatch, for_ever)
+    monkeypatch.setattr(corpus, "DOCUMENT_SECONDS", 0.25)
+    told = "(cannot be read: deep.txt: to read it takes more than 0.25 seconds of a processor)"
+    assert found_in(plain, "mountain").endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("number", "how", "again"),
+    [
+        (signal.SIGSEGV, "SIGSEGV", []),
+        (signal.SIGKILL, "SIGKILL", []),
+        (signal.SIGTERM, "SIGTERM", ["deep"]),  # somebody else's doing
+        (None, "exit code 0", []),
+    ],
+)
+def test_a_document_that_ends_its_process_is_told_and_the_others_are_found(
+    number: signal.Signals | None,
+    how: str,
+    again: list[str],
+    plain: Path,
+    read: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ends(body: bytes) -> None:
+        if body.startswith(b"deep") and number is None:
+            raise SystemExit(3)
+        if body.startswith(b"deep") and number is not None:
+            os.kill(os.getpid(), number)
+
+    for name in ("a.txt", "z.txt"):
+        (plain / name).write_text("deep")
+    with monkeypatch.context() as fatal:
+        reading_by(fatal, ends)
+        text = found_in(plain, "mountain blackwater")
+    told = [f"(cannot be read: {name}: to read it ended the process ({how}))" for name in ("a.txt", "z.txt")]
+    assert "[rivers.md]" in text and "[notes.txt]" in text and text.split("\n\n")[-2:] == told
+    found_in(plain, "mountain")
+    assert read() == again * 2
+
+
+@pytest.mark.parametrize(
+    "passing", [PermissionError(13, "Permission denied"), ModuleNotFoundError("No module named x")]
+)
+def test_what_may_pass_is_tried_in_every_search(
+    passing: Exception, plain: Path, read: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(body: bytes) -> None:
+        if body.startswith(b"A note"):
+            raise passing
+
+    with monkeypatch.context() as failing:
+        reading_by(failing, fails)
+        for _ in range(2):
+            told = f"(cannot be read: notes.txt: {type(passing).__name__}: {passing})"
+            assert found_in(plain, "river").endswith(told)
+    assert found_in(plain, "mountain") == "[notes.txt]\nA note on mountains."
+    assert found_in(plain, "mountain") == "[notes.txt]\nA note on mountains." and read() == ["A note on"]
+
+
+def test_what_reads_a_document_holds_no_file_of_the_search(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def files(body: bytes) -> None:
+        numbers = [number for number in os.listdir("/proc/self/fd") if int(number) > 2]
+        links = [f"/proc/self/fd/{number}" for number in numbers if os.path.lexists(f"/proc/self/fd/{number}")]
+        (plain.parent / "held").write_text("\n".join(map(os.readlink, links)))
+
+    reading_by(monkeypatch, files)
+    found_in(plain, "mountains")  # a lock that it held would outlive a search that is stopped
+    assert re.fullmatch(r"pipe:\[\d+\]", (plain.parent / "held").read_text())
 
 
 def test_files_that_cannot_be_read_are_told_in_every_search_until_they_can(folder: Path) -> None:
@@ -135,17 +271,15 @@ def test_a_file_whose_name_is_no_text_is_passed_over_and_told(folder: Path) -> N
         )
 
 
-def test_half_a_character_in_a_document_does_not_stop_the_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_character_in_a_document_does_not_stop_the_index(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = importlib.import_module("midflight.tools.reading.documents")
-    (folder / "odd.pdf").write_bytes(b"%PDF-1.4")
+    (plain / "odd.pdf").write_bytes(b"%PDF-1.4")
     monkeypatch.setattr(documents, "_pdf", lambda body: ("Odd \ud800", "peaks \udfff and mountains"))
-    (folder / "notes.txt").unlink()
-    assert search(str(folder), str(folder.parent / "i.sqlite"), "mountains", "", 3) == (
-        "[odd.pdf] Odd ?\npeaks ? and mountains"
-    )
+    (plain / "notes.txt").unlink()
+    assert found_in(plain, "mountains") == "[odd.pdf] Odd ?\npeaks ? and mountains"
 
 
-def test_a_full_disk_is_what_the_error_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_what_the_error_says(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = sqlite3.connect
 
     def small(*arguments: Any, **named: Any) -> sqlite3.Connection:
@@ -154,9 +288,9 @@ def test_a_full_disk_is_what_the_error_says(folder: Path, monkeypatch: pytest.Mo
         return connection
 
     monkeypatch.setattr(corpus.sqlite3, "connect", small)
-    (folder / "large.txt").write_text("\n\n".join(f"mountain {number} " * 40 for number in range(2000)))
+    (plain / "large.txt").write_text("\n\n".join(f"mountain {number} " * 40 for number in range(2000)))
     with pytest.raises(InfrastructureError, match="database or disk is full$"):
-        search(str(folder), str(folder.parent / "i.sqlite"), "mountains", "", 3)
+        found_in(plain, "mountains")
 
 
 def test_many_searches_at_once_share_one_index(folder: Path) -> None:

@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             time.sleep(reply.pause)
 
-    do_POST = do_GET
+    do_POST = do_DELETE = do_GET
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Silent."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from midflight.errors import GivenUp
 from midflight.tools.base import InfrastructureError, ToolError, TransientError
 from midflight.tools.web import http
 from midflight.tools.web.addresses import Refused, is_public
@@ -196,14 +197,46 @@ def test_tls_verifies_the_name_not_the_address(tmp_path: Path, monkeypatch: pyte
     trusting = ssl.create_default_context(cafile=str(tmp_path / "certificate.pem"))
     with serving(answer, context) as server:
         port = server.server_address[1]
-        with pytest.raises(TransientError, match="(?i)certificate"):  # as the system trusts
+        with pytest.raises(ToolError, match="(?i)certificate"):  # as the system trusts
             fetch(f"https://pinned.example:{port}/", resolve, unsafe_allow_loopback=True)
         monkeypatch.setattr(http, "_tls", lambda: trusting)
         assert fetch(f"https://pinned.example:{port}/", resolve, unsafe_allow_loopback=True).body == b"safe"
-        with pytest.raises(TransientError, match="(?i)certificate|hostname"):
+        with pytest.raises(ToolError, match="(?i)certificate|hostname"):
             fetch(f"https://other.example:{port}/", resolve, unsafe_allow_loopback=True)
-        with pytest.raises(TransientError, match="(?i)certificate|hostname"):  # nor on the connection to its neighbour
+        with pytest.raises(ToolError, match="(?i)certificate|hostname"):  # nor on the connection to its neighbour
             fetch(f"https://pinned.example:{port}/go", resolve, unsafe_allow_loopback=True)
+
+
+@pytest.mark.parametrize(
+    ("raised", "lasts"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), True),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), False),
+        (UnicodeError("label empty or too long"), True),
+        (OSError(24, "Too many open files"), False),
+    ],
+)
+def test_a_name_that_cannot_be_resolved_is_tried_again_where_it_may_be(raised: Exception, lasts: bool) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        raise raised
+
+    for service in ("", "search"):
+        kinds = {"": ToolError, "search": GivenUp} if lasts else {"": TransientError, "search": TransientError}
+        with pytest.raises(kinds[service]) as caught:
+            asyncio.run(Web(WebOptions(), service, resolve).get("http://a.example/"))
+        assert str(caught.value) == f"{service and 'search: '}a.example: no such host ({raised})"
+
+
+@pytest.mark.parametrize("port", [0, 65536, 99999999999])
+def test_a_port_that_is_none_is_told(port: int) -> None:
+    said = f"http://1.1.1.1:{port}/: there is no port {port}; they go from 1 to 65535"
+    with pytest.raises(ToolError) as caught:
+        fetch(f"http://1.1.1.1:{port}/?q=secret")
+    assert str(caught.value) == said
+    with serving(lambda received: Reply(status=302, headers={"Location": f"http://1.1.1.1:{port}/"})) as server:
+        with pytest.raises(ToolError) as caught:
+            fetch(server.url, unsafe_allow_loopback=True)
+    assert str(caught.value) == said
 
 
 def test_a_cookie_goes_back_to_its_own_host_only() -> None:
@@ -316,6 +349,21 @@ def test_the_status_of_a_page_is_the_planners_to_read() -> None:
     assert not busy.value.infrastructure
     with pytest.raises(ToolError, match="HTTP 404"):
         check_page(answer(404))
+
+
+def test_what_may_be_answered_later_is_every_5xx_but_two() -> None:
+    def passes(status: int) -> bool:
+        errors: list[Exception] = []
+        for check in (check_page, lambda answer: check_service(answer, "s")):
+            with pytest.raises((ToolError, InfrastructureError)) as caught:
+                check(answer(status))
+            errors.append(caught.value)
+        page, service = (isinstance(error, TransientError) for error in errors)
+        assert page is service and (service or isinstance(errors[1], GivenUp | ToolError))
+        return service
+
+    lasting = [status for status in range(400, 600) if not passes(status)]
+    assert lasting == [*(status for status in range(400, 500) if status not in (408, 425, 429)), 501, 505]
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:

@@ -59,7 +59,7 @@ def answer(received: Received) -> Reply:
 
 def search(server: Server, cache: Path = Path("/nowhere"), **options: Any) -> ToolResult:
     places = {"europepmc": "epmc", "arxiv": "arxiv", "openalex": "openalex"}
-    urls = {f"{name}_url": f"{server.url}/{place}" for name, place in places.items()}
+    urls = {f"{name}_url": f"{server.url}/{places[name]}" for name in options.get("sources", places)}
     settings = {**urls, "unsafe_allow_loopback": True, "retries": 0, "calls_per_minute": None, **options}
     toolset = make_toolset(["search_literature"], {"search_literature": settings}, ToolContext(cache_folder=cache))
     made = toolset.get("search_literature")

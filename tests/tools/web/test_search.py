@@ -171,8 +171,15 @@ def test_a_missing_key_is_told_before_anything_starts(monkeypatch: pytest.Monkey
             "agent.tool_options.web_search.provider = bing: must be 'ddgs', 'tavily', 'serper'",
         ),
         ({"provider": "searxng"}, "searxng needs base_url, such as https://searx.example.org"),
+        ({"provider": "searxng", "base_url": "x.example"}, "x.example: not an http or https URL"),
+        (
+            {"provider": "searxng", "base_url": "http://x:65536"},
+            "http://x:65536: there is no port 65536; they go from 1 to 65535",
+        ),
+        ({"base_url": "https://a:b@x"}, "x: a URL with a user name or password is not read"),
         ({"base_url": "https://x"}, "base_url does nothing with provider: ddgs; leave it out"),
         ({"unsafe_allow_loopback": True}, "unsafe_allow_loopback does nothing with provider: ddgs"),
+        ({"max_bytes": 10}, "max_bytes does nothing with provider: ddgs; leave it out"),
     ],
 )
 def test_options_that_do_nothing_are_refused(options: dict[str, Any], line: str) -> None:
