@@ -17,7 +17,7 @@ from midflight.tools.data.index import documents, index_name, search
 from midflight.tools.function import FunctionTool
 from midflight.tools.options import ToolContext, installed, to_install
 from midflight.tools.reading.retrieval import RetrievalOptions, embedder_of
-from midflight.tools.worker import run_in_worker
+from midflight.tools.worker import wait_in_worker
 
 
 class CorpusOptions(RetrievalOptions):
@@ -68,7 +68,7 @@ def corpus_search(options: CorpusOptions, context: ToolContext) -> Tool:
         folder = os.path.abspath(options.folder)  # a worker may be in another
         index = str(context.cache_folder.absolute() / "corpora" / index_name(folder))
         if options.embeddings is None:
-            return await run_in_worker(search, folder, index, query, document, options.passages, _SECONDS.get())
+            return await wait_in_worker(search, folder, index, query, document, options.passages, _SECONDS.get())
         embedder = embedder_of(context, options.embeddings)
         return await vectors.search(embedder, folder, index, query, document, options.passages, _SECONDS.get())
 

@@ -15,7 +15,7 @@ from midflight.engines.base import Embedder
 from midflight.tools.base import InfrastructureError
 from midflight.tools.data.index import known, opened, shown, update
 from midflight.tools.reading.retrieval import embedded
-from midflight.tools.worker import run_in_worker
+from midflight.tools.worker import run_in_worker, wait_in_worker
 
 AT_ONCE = 512
 """Passages that are embedded before their vectors are kept, so that a search which is stopped leaves the next one only
@@ -35,7 +35,7 @@ async def search(
     Raises: as `index.search` and `retrieval.embedded`.
     """
     async with _FILLING.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-        problems = await run_in_worker(refresh, folder, index, seconds)
+        problems = await wait_in_worker(refresh, folder, index, seconds)  # for another that reads it
         while rows := await run_in_worker(pending, folder, index, embedder.vectors, AT_ONCE):
             found = await embedded(embedder, [f"{title}\n{text}".strip() for _, title, text in rows])
             await run_in_worker(keep, folder, index, embedder.vectors, rows, [vector.tobytes() for vector in found])

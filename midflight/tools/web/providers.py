@@ -15,7 +15,7 @@ from midflight.errors import GivenUp
 from midflight.tools.base import ToolError, TransientError
 from midflight.tools.text import without_tags
 from midflight.tools.web.http import Web, check_service, json_of
-from midflight.tools.worker import run_in_worker
+from midflight.tools.worker import wait_in_worker
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Ddgs:
     base_url = ""
 
     async def search(self, web: Web, base_url: str, key: str, query: str, count: int) -> list[Hit]:
-        found = await run_in_worker(ddgs_text, query, count, web.options.request_seconds)
+        found = await wait_in_worker(ddgs_text, query, count, web.options.request_seconds)
         return [_hit(item, "href", "body") for item in found if item.get("href")]
 
 
