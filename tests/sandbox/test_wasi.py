@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from midflight.sandbox import (
     wasi,
 )
 from midflight.sandbox.choose import choose_sandbox
+from midflight.sandbox.folder import Ended
 from midflight.sandbox.wasi import WasiSandbox
 from midflight.sandbox.wasi import sandbox as implementation
 from midflight.tools.programs.python import PythonTool
@@ -216,6 +219,73 @@ async def test_another_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(InfrastructureError, match="is not the WASI interpreter that is known"):
         await made.run(Python("1"))
     made.close()
+
+
+@pytest.mark.asyncio
+async def test_a_cache_that_cannot_be_made_is_no_error_of_the_program(tmp_path: Path) -> None:
+    if wasi.missing():
+        pytest.skip(wasi.missing())
+    (tmp_path / "file").write_text("")
+    made = WasiSandbox(cache=tmp_path / "file" / "wasi")
+    told = f"the WASI interpreter cannot be kept in {tmp_path}/file/wasi: .*Not a directory.*; XDG_CACHE_HOME names"
+    with pytest.raises(InfrastructureError, match=told):
+        await PythonTool(made).call({"code": "1"}, 9.0)
+    made.close()
+
+
+@pytest.fixture
+def compiled(sandbox: WasiSandbox, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What compiling gives from now on, without the work: one after the other, the last one for good."""
+    assert sandbox.run_blocking(Python("1")).ok
+    (good,) = sandbox._cache.glob(f"python-{implementation.SHA256[:16]}-wasmtime-{version('wasmtime')}")
+    given = [good.read_bytes()]
+
+    async def copied(command: list[str], *_: object) -> Ended:
+        Path(command[-1]).write_bytes(given.pop(0) if len(given) > 1 else given[0])
+        return Ended("exit", 0, b"", b"", 0.0)
+
+    monkeypatch.setattr(implementation, "run_bounded", copied)
+    return given
+
+
+@pytest.mark.asyncio
+async def test_an_interpreter_that_is_damaged_is_compiled_again(compiled: list[bytes], tmp_path: Path) -> None:
+    compiled[:0] = [compiled[0][: len(compiled[0]) // 2]]
+    made = WasiSandbox(Limits(wall_seconds=30), cache=tmp_path)
+    assert [one.out for one in await asyncio.gather(*(made.run(Python("6 * 7")) for _ in range(2)))] == ["42\n"] * 2
+    session = await made.open()
+    (file,) = tmp_path.iterdir()
+    file.unlink()  # as someone does who empties the cache
+    assert (await session.run(Python("6 * 7"))).out == "42\n" and file.read_bytes() == compiled[0]
+    made.close()
+
+
+@pytest.mark.asyncio
+async def test_an_interpreter_that_never_loads_is_no_error_of_the_program(
+    compiled: list[bytes], tmp_path: Path
+) -> None:
+    compiled[0] = b""
+    made = WasiSandbox(cache=tmp_path)
+    with pytest.raises(InfrastructureError, match="^the WASI interpreter does not start: [^ ]"):
+        await made.run(Python("1"))
+    made.close()
+
+
+@pytest.mark.asyncio
+async def test_limits_too_small_to_begin_are_no_error_of_the_program(sandbox: WasiSandbox) -> None:
+    with pytest.raises(InfrastructureError, match="^the WASI interpreter does not start: .* exceeds memory limits"):
+        await sandbox.run(Python("1"), Limits(memory_bytes=2**20))
+
+
+@pytest.mark.asyncio
+async def test_a_folder_that_is_gone_is_no_error_of_the_request() -> None:
+    made = WasiSandbox()
+    session = await made.open()
+    shutil.rmtree(session._session._root)
+    for request in (WriteFile("a", b""), Python("1")):
+        with pytest.raises(InfrastructureError, match="the sandbox wasi cannot .*No such file"):
+            await session.run(request)
+    await asyncio.to_thread(made.close)
 
 
 def test_auto_takes_the_first_that_works(monkeypatch: pytest.MonkeyPatch) -> None:

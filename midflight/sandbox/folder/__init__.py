@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midflight.sandbox.folder.process import GRACE_SECONDS, run_bounded
+from midflight.sandbox.folder.process import GRACE_SECONDS, Ended, run_bounded
 from midflight.sandbox.folder.session import FOLDERS, FolderSession
 
-__all__ = ["FOLDERS", "GRACE_SECONDS", "FolderSession", "run_bounded"]
+__all__ = ["FOLDERS", "GRACE_SECONDS", "Ended", "FolderSession", "run_bounded"]

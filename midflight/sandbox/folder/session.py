@@ -87,27 +87,29 @@ class FolderSession(ABC):
         async with self._turn, self._slots or contextlib.nullcontext():
             if self.lost:
                 raise InfrastructureError(CLOSED)
-            match request:
-                case Python(keep_state=False):
-                    return await self._ended(asyncio.ensure_future(self._python(request, limits)))
-                case WriteFile() | ReadFile() | ListFiles():
-                    return self._touched(request, limits)
-                case _:
-                    problem = f"the sandbox {self._name} runs programs of their own alone: no commands, tests or state"
-                    return SandboxResult(Outcome.ERROR, problem=problem)
+            try:
+                match request:
+                    case Python(keep_state=False):
+                        return await self._ended(asyncio.ensure_future(self._python(request, limits)))
+                    case WriteFile() | ReadFile() | ListFiles():
+                        return self._touched(request, limits)
+            except OSError as error:
+                what = "run a program" if isinstance(request, Python) else "touch a file"
+                raise InfrastructureError(f"the sandbox {self._name} cannot {what}: {error}") from error
+        problem = f"the sandbox {self._name} runs programs of their own alone: no commands, tests or state"
+        return SandboxResult(Outcome.ERROR, problem=problem)
 
     async def _python(self, request: Python, limits: Limits) -> SandboxResult:
         """Run a program in the workspace."""
-        source = base64.b64encode(request.code.encode("utf-8", "surrogatepass"))
-        try:
-            (self._program / "code.py").write_bytes(source)
-            remove_tree(self._reply)
-            self._reply.mkdir()
-            command, stdin = self._command(limits), encoded(request.stdin)
-            ended = await run_bounded(command, self._environment(), self._root, stdin, limits, self._over)
-        except OSError as error:
-            raise InfrastructureError(f"the sandbox {self._name} cannot run a program: {error}") from error
+        (self._program / "code.py").write_bytes(base64.b64encode(encoded(request.code)))
+        remove_tree(self._reply)
+        self._reply.mkdir()
+        ended = await self._process(encoded(request.stdin), limits)
         return _answered(request, limits, ended, _bounded(self._reply / "reply"))
+
+    async def _process(self, stdin: bytes, limits: Limits) -> Ended:
+        """Run what is in the folder program."""
+        return await run_bounded(self._command(limits), self._environment(), self._root, stdin, limits, self._over)
 
     async def _ended(self, program: asyncio.Task[SandboxResult]) -> SandboxResult:
         self._under_way = program

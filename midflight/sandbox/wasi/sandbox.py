@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from midflight.paths import cache_folder, remove_ownerless
 from midflight.sandbox.base import Limits, Request, SandboxResult
 from midflight.sandbox.bubblewrap.inside import files
 from midflight.sandbox.bubblewrap.zygote import Box
-from midflight.sandbox.folder import FOLDERS, GRACE_SECONDS, FolderSession, run_bounded
+from midflight.sandbox.folder import FOLDERS, GRACE_SECONDS, Ended, FolderSession, run_bounded
 from midflight.sandbox.pool import LoopThread, Shared
 
 T = TypeVar("T")
@@ -71,6 +71,7 @@ class WasiSandbox:
         self._thread: LoopThread | None = None
         self._slots: asyncio.Semaphore | None = None
         self._interpreter: Shared[Path] | None = None
+        self._anew = False
         self._open: set[_Session] = set()
 
     async def open(self) -> WasiSession:
@@ -99,15 +100,19 @@ class WasiSandbox:
     def _started(self) -> LoopThread:
         with self._starting:
             if self._thread is None:
-                remove_ownerless(FOLDERS)
-                self._thread = LoopThread("midflight-wasi")
+                try:
+                    remove_ownerless(FOLDERS)
+                    self._thread = LoopThread("midflight-wasi")
+                except OSError as error:
+                    raise InfrastructureError(f"the WASI sandbox does not start: {error}") from error
                 self._slots, self._interpreter = asyncio.Semaphore(self._running), Shared(self._compiled)
             return self._thread
 
     async def _opened(self) -> _Session:
         interpreter, slots = self._interpreter, self._slots
         assert interpreter is not None and slots is not None, "started before"
-        session = _Session(self.limits, slots, await interpreter.get(), self._disk_bytes, self._disk_files)
+        compiled = await interpreter.get()
+        session = _Session(self.limits, slots, compiled, self._made_anew, self._disk_bytes, self._disk_files)
         self._open.add(session)
         return session
 
@@ -126,8 +131,15 @@ class WasiSandbox:
         for session in list(self._open):
             await self._end(session)
 
+    async def _made_anew(self, broken: Path) -> Path:
+        """The interpreter, compiled again where `broken`, which does not load, is still the one in use."""
+        interpreter = self._interpreter
+        assert interpreter is not None, "a program ran"
+        self._anew = interpreter.drop(broken) or self._anew
+        return await interpreter.get()
+
     async def _compiled(self) -> Path:
-        """The compiled interpreter, made at the first use.
+        """The compiled interpreter, made at the first use, and again after one that does not load.
 
         Raises:
             InfrastructureError: it is not the one whose hash is known, or cannot be compiled.
@@ -136,15 +148,19 @@ class WasiSandbox:
         if lacking:
             raise InfrastructureError(f"no WASI sandbox: {lacking}")
         target = self._cache / f"python-{SHA256[:16]}-wasmtime-{importlib.metadata.version('wasmtime')}"
-        if not target.exists():
-            source = await asyncio.to_thread(_checked_interpreter)
-            self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-            ended = await run_bounded(
-                _worker(COMPILE, "compile", str(source), str(target)), {}, self._cache, b"", COMPILE
-            )
-            if not target.exists():
-                said = ended.err.decode("utf-8", "replace").strip().splitlines() or [ended.cause]
-                raise InfrastructureError(f"the WASI interpreter cannot be compiled: {said[-1]}")
+        try:
+            if self._anew or not target.exists():
+                source = await asyncio.to_thread(_checked_interpreter)
+                self._cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+                command = _worker(COMPILE, "compile", str(source), str(target))
+                ended = await run_bounded(command, {}, self._cache, b"", COMPILE)
+                if ended.status != 0:
+                    raise InfrastructureError(f"the WASI interpreter cannot be compiled: {_last_line(ended)}")
+        except OSError as error:
+            raise InfrastructureError(
+                f"the WASI interpreter cannot be kept in {self._cache}: {error}; XDG_CACHE_HOME names another place"
+            ) from error
+        self._anew = False
         return target
 
 
@@ -169,11 +185,36 @@ class WasiSession:
 
 
 class _Session(FolderSession):
+    """`made_anew` gives an interpreter instead of one that does not load."""
+
     def __init__(
-        self, limits: Limits, slots: asyncio.Semaphore, compiled: Path, disk_bytes: int, disk_files: int
+        self,
+        limits: Limits,
+        slots: asyncio.Semaphore,
+        compiled: Path,
+        made_anew: Callable[[Path], Awaitable[Path]],
+        disk_bytes: int,
+        disk_files: int,
     ) -> None:
         super().__init__(limits, WasiSandbox.name, slots)
-        self._compiled, self._disk_bytes, self._disk_files = compiled, disk_bytes, disk_files
+        self._compiled, self._made_anew = compiled, made_anew
+        self._disk_bytes, self._disk_files = disk_bytes, disk_files
+        self._loaded, self._begun = self._root / "loaded", self._root / "begun"
+
+    async def _process(self, stdin: bytes, limits: Limits) -> Ended:
+        """A process that ended by itself before it came to the program is none of the program's doing."""
+        ended = await self._tried(stdin, limits)
+        if ended.cause == "exit" and not self._loaded.exists():
+            self._compiled = await self._made_anew(self._compiled)
+            ended = await self._tried(stdin, limits)
+        if ended.cause == "exit" and not self._begun.exists():
+            raise InfrastructureError(f"the WASI interpreter does not start: {_last_line(ended)}")
+        return ended
+
+    async def _tried(self, stdin: bytes, limits: Limits) -> Ended:
+        for mark in (self._loaded, self._begun):
+            mark.unlink(missing_ok=True)
+        return await super()._process(stdin, limits)
 
     def _command(self, limits: Limits) -> Sequence[str]:
         own = {
@@ -195,6 +236,12 @@ def _worker(limits: Limits, *words: str) -> list[str]:
     packages = str(Path(found.origin).parent.parent)
     own = [str(os.getpid()), str(limits.wall_seconds + GRACE_SECONDS), packages]
     return [sys.executable, "-I", "-S", "-B", str(_HERE / "worker.py"), *own, *words]
+
+
+def _last_line(ended: Ended) -> str:
+    """What a worker said last, or how it ended where it said nothing."""
+    said = ended.err.decode("utf-8", "replace").strip().splitlines()
+    return said[-1].strip() if said else f"{ended.cause}, status {ended.status}"
 
 
 def _checked_interpreter() -> Path:

@@ -1,8 +1,9 @@
 """The process that holds one WebAssembly run; started as a script, with an empty environment, never imported.
 
 `worker.py AGENT SECONDS PACKAGES compile WASM OUT` compiles the interpreter once. `... run CODE LIMITS FOLDER` runs
-/program/main.py in it: FOLDER/program is read-only, FOLDER/workspace and FOLDER/reply can be written. Both end with
-the process AGENT, and after SECONDS (`watch`).
+/program/main.py in it: FOLDER/program is read-only, FOLDER/workspace and FOLDER/reply can be written. In FOLDER itself,
+which the program cannot reach, it leaves `loaded` once CODE is, and `begun` before the program's first line. Both end
+with the process AGENT, and after SECONDS (`watch`).
 """
 
 from __future__ import annotations
@@ -19,15 +20,22 @@ from typing import Any
 def compile_module(wasmtime: Any, source: str, target: str) -> int:
     module = wasmtime.Module.from_file(wasmtime.Engine(), source)
     beside = f"{target}.{os.getpid()}"
-    with open(beside, "wb") as file:
-        file.write(module.serialize())
-    os.replace(beside, target)
+    try:
+        with open(beside, "wb") as file:
+            file.write(module.serialize())
+            file.flush()
+            os.fsync(file.fileno())  # else a crash of the machine could leave the name without what it stands for
+        os.replace(beside, target)
+    finally:
+        if os.path.exists(beside):
+            os.unlink(beside)
     return 0
 
 
 def run(wasmtime: Any, code: str, limits: dict[str, int], folder: str) -> int:
     engine = wasmtime.Engine()
     module = wasmtime.Module.deserialize_file(engine, code)
+    open(os.path.join(folder, "loaded"), "xb").close()
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"] + 1))
     for which, most in (
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
@@ -50,6 +58,7 @@ def run(wasmtime: Any, code: str, limits: dict[str, int], folder: str) -> int:
     linker = wasmtime.Linker(engine)
     linker.define_wasi()
     start = linker.instantiate(store, module).exports(store)["_start"]
+    open(os.path.join(folder, "begun"), "xb").close()
     try:
         start(store)
     except wasmtime.ExitTrap as ended:
