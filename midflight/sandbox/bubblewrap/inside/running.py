@@ -6,6 +6,7 @@ import __future__
 import ast
 import builtins
 import errno
+import io
 import linecache
 import os
 import sys
@@ -21,7 +22,7 @@ _FEATURES = sum(getattr(__future__, name).compiler_flag for name in __future__.a
 
 def run_code(source: str, namespace: dict[str, Any], figures: bool) -> tuple[int, dict[str, Any]]:
     """Run a program once; the value of a last expression is printed as the interactive interpreter prints it."""
-    linecache.cache[NAME] = (len(source), None, source.splitlines(keepends=True), NAME)
+    linecache.cache[NAME] = (len(source), None, list(io.StringIO(source, newline=None)), NAME)
     running = False
     try:
         tree = ast.parse(source, NAME)
