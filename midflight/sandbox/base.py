@@ -136,7 +136,7 @@ Request = Python | Command | RunTests | WriteFile | ReadFile | ListFiles
 
 @dataclass(frozen=True)
 class File:
-    """An entry of a workspace: `kind` is file, link or other."""
+    """An entry of a workspace: `kind` is file, link or other. A path with a backslash in it may be one spelt out."""
 
     path: str
     size: int
@@ -242,6 +242,7 @@ class Sandbox(Protocol):
 
 
 _UNUSUAL = re.compile(r"[^\n\t -~]")
+_UNUSUAL_IN_NAMES = re.compile(r"[^ -~]")
 
 
 def printable(data: bytes) -> str:
@@ -255,6 +256,11 @@ def spelt_out(text: str) -> str:
     So output cannot move a terminal's cursor, hide text or speak to it, and any stream takes it.
     """
     return _UNUSUAL.sub(lambda match: _shown(match[0]), text.replace("\r\n", "\n"))
+
+
+def spelt_out_name(name: str) -> str:
+    """A path, with newlines and tabs spelt out too: it is one line, and without a backslash in it the file's own."""
+    return _UNUSUAL_IN_NAMES.sub(lambda match: _shown(match[0]), name)
 
 
 @functools.lru_cache(4096)

@@ -28,6 +28,14 @@ from midflight.sandbox.base import (
     WriteFile,
 )
 
+_UNFIT = {
+    errno.ENAMETOOLONG: "a path too long for the host",
+    errno.EEXIST: "a name that another file has on the host",
+    errno.ENOTDIR: "a name that another file has on the host",
+    errno.EILSEQ: "a name that the host does not take",
+    errno.EINVAL: "a name that the host does not take",
+}
+"""What a name can be to the host: its file systems may take two names for one, or not take one that is fine inside."""
 MOST_KEPT = 256 * 2**20
 """Bytes of a kept workspace: a file with holes takes more on the host than it does inside."""
 PIECE = 4 * 2**20
@@ -105,15 +113,20 @@ class Workspace:
     async def export(self, folder: Path) -> dict[str, str]:
         """Copy the regular files to `folder`, which must be new or empty; what was left out, and why, by its path.
 
-        Left out are links, files whose names a host should not have, what is over MOST_KEPT bytes in all, and what
-        cannot be read.
+        Left out are links, files whose names a host should not have or does not take, what is over MOST_KEPT bytes in
+        all, and what cannot be read.
         """
         files, left_out = await self._listed()
+        return left_out | await self._copied_all(files, folder)
+
+    async def _copied_all(self, files: Sequence[File], folder: Path) -> dict[str, str]:
+        """What of it was not copied, and why."""
+        left_out: dict[str, str] = {}
         room = MOST_KEPT
         for file in files:
             target = _below(folder, file)
             if target is None:
-                left_out[file.path] = "no regular file" if file.kind != "file" else "a name that leads elsewhere"
+                left_out[file.path] = "no regular file" if file.kind != "file" else "a name that a host should not have"
             elif file.size > room:
                 left_out[file.path] = f"{file.size} bytes, more than is left of {MOST_KEPT}"
             elif problem := await self._copied(file, target):
@@ -140,9 +153,9 @@ class Workspace:
         try:
             copy = await asyncio.to_thread(_new, target)
         except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
+            if error.errno not in _UNFIT:
                 raise
-            return "a path too long for the host"
+            return _UNFIT[error.errno]
         with copy:
             for start in range(0, file.size, PIECE):
                 piece = await self._session.run(ReadFile(file.path, min(PIECE, file.size - start), start))
@@ -171,11 +184,11 @@ class Workspace:
             await self._session.close()
 
     async def _export_to_next(self, keep: Path) -> None:
-        files, problem = await self._listed()
-        if not (files or problem):
+        files, left_out = await self._listed()
+        if not (files or left_out):
             return
         folder = await asyncio.to_thread(_next, keep)
-        left_out = await self.export(folder)
+        left_out |= await self._copied_all(files, folder)
         if left_out:
             lines = "".join(f"{path}: {reason}\n" for path, reason in left_out.items())
             await asyncio.to_thread(Path(f"{folder}.left-out").write_text, lines, "utf-8")
@@ -198,7 +211,7 @@ def _next(keep: Path) -> Path:
 
 
 def _below(folder: Path, file: File) -> Path | None:
-    """Where a file of a workspace goes; None for what is no regular file or has a name that leads elsewhere."""
+    """Where a file of a workspace goes; None for what is no regular file or has a name that a host should not have."""
     parts = PurePosixPath(file.path).parts
     if file.kind != "file" or not parts or any(part in ("..", "/") or "\\" in part for part in parts):
         return None

@@ -24,6 +24,7 @@ from midflight.sandbox.base import (
     WriteFile,
     printable,
     spelt_out,
+    spelt_out_name,
 )
 from midflight.sandbox.bubblewrap.inside import frames
 
@@ -158,7 +159,7 @@ def _data(reply: dict[str, Any]) -> bytes:
 
 def _files(reply: dict[str, Any]) -> tuple[File, ...]:
     return tuple(
-        File(spelt_out(path), size, kind)
+        File(spelt_out_name(path), size, kind)
         for path, size, kind in _rows(reply, "files", ("path", str), ("bytes", int), ("kind", str))
     )
 

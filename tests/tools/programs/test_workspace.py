@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -19,7 +19,7 @@ from midflight.building import context_of
 from midflight.engines.scripted import ScriptedEngine
 from midflight.errors import InfrastructureError, UserError
 from midflight.recipe import load_recipe
-from midflight.sandbox import File, Limits, ListFiles, Python, WriteFile
+from midflight.sandbox import File, Limits, ListFiles, Python, ReadFile, WriteFile
 from midflight.sandbox import workspace as workspace_module
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
 from midflight.sandbox.bubblewrap.inside import files as inside_files
@@ -203,7 +203,7 @@ async def test_a_kept_workspace_holds_regular_files_alone(sandbox: BubblewrapSan
     assert found == [f"workspace-{number}{name}" for number in (1, 2) for name in (".left-out", "/a/b.txt")]
     assert (keep / "workspace-1.left-out").read_text().splitlines() == [
         "d: no regular file",
-        "e\\x1b: a name that leads elsewhere",
+        "e\\x1b: a name that a host should not have",
         "l: no regular file",
         "p: no regular file",
     ]
@@ -235,6 +235,68 @@ async def test_every_file_is_kept_or_named(
             await workspace.run(WriteFile(name, b"123" if name != "c" else b"12"))
     assert sorted(path.name for path in tmp_path.glob("workspace-2/*")) == ["a", "c"]
     assert (tmp_path / "workspace-2.left-out").read_text() == "b: 3 bytes, more than is left of 5\n"
+
+
+NAMES = """
+for name in ("a\\r\\nb", "a\\nb", "a\\tb", "A", "a", "c/D", "c/d/e"):
+    import os
+    os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+    open(name, "w").write(repr(name))
+"""
+
+
+@pytest.mark.asyncio
+async def test_names_that_are_one_to_the_host_lose_a_file_and_not_the_trajectory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def new(target: Path) -> IO[bytes]:  # as a file system does to which A and a are the same
+        return made(tmp_path / str(target.relative_to(tmp_path)).lower())
+
+    made = workspace_module._new
+    monkeypatch.setattr(workspace_module, "_new", new)
+    async with Workspace(UnsafeSandbox(), keep=tmp_path) as workspace:
+        assert (await workspace.run(Python(NAMES))).ok
+        listed = [file.path for file in (await workspace.run(ListFiles())).files]
+    assert listed == ["A", "a", "a\\tb", "a\\nb", "a\\r\\nb", "c/D", "c/d/e"]
+    kept = {
+        str(path.relative_to(tmp_path)): path.read_text()
+        for path in tmp_path.glob("workspace-1/**/*")
+        if path.is_file()
+    }
+    assert kept == {"workspace-1/a": "'A'", "workspace-1/c/d": "'c/D'"}
+    assert (tmp_path / "workspace-1.left-out").read_text().splitlines() == [
+        "a: a name that another file has on the host",
+        "a\\tb: a name that a host should not have",
+        "a\\nb: a name that a host should not have",
+        "a\\r\\nb: a name that a host should not have",
+        "c/d/e: a name that another file has on the host",
+    ]
+
+
+@pytest.mark.asyncio
+async def test_what_is_kept_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[type] = []
+    run = FolderSession.run
+    monkeypatch.setattr(
+        FolderSession, "run", lambda own, request, *more: (asked.append(type(request)), run(own, request, *more))[1]
+    )
+    async with Workspace(UnsafeSandbox(), keep=tmp_path) as workspace:
+        await workspace.run(WriteFile("a", b"1"))
+    assert asked == [WriteFile, ListFiles, ReadFile]
+
+
+@pytest.mark.asyncio
+async def test_lines_are_those_that_compilers_count() -> None:
+    async with Scope() as scope:
+        tools: dict[str, Any] = {name: tool.scoped(scope) for name, tool in workspace_tools(UnsafeSandbox()).items()}
+        await tools["write_file"].call({"path": "m.py", "content": "x = '\u2028\x85'\r\ny = '\x0c\x1c'\n\n1 / 0"}, 10)
+        for line, text in enumerate(("x = '\u2028\x85'\r\n", "y = '\x0c\x1c'\n", "\n", "1 / 0"), 1):
+            given = {"path": "m.py", "first_line": line, "last_line": line}
+            assert (await tools["read_file"].call(given, 10)).text == text
+        assert (await tools["read_file"].call({"path": "m.py", "first_line": 5}, 10)).text == "m.py has 4 lines"
+        program = "x = '\u2028'\r\ny = '\x0c'\r\nz = 1 / 0"
+        told = (await PythonTool(UnsafeSandbox()).call({"code": program}, 10)).text
+    assert 'File "<program>", line 3, in <module>\n    z = 1 / 0\n' in told
 
 
 @pytest.mark.asyncio
