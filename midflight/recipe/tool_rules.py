@@ -10,6 +10,7 @@ from midflight.errors import UserError, did_you_mean
 from midflight.recipe.config import IdleKey, Recipe, RecipeError
 from midflight.recipe.validating import show
 from midflight.sandbox.options import SandboxOptions
+from midflight.sandbox.workspace import StartFiles
 from midflight.tools import BUILTIN, ToolOptions, read_options
 from midflight.tools.mcp import McpServer
 from midflight.tools.own import is_own, load_own
@@ -80,7 +81,7 @@ def _check_engine(recipe: Recipe, key: str, name: str | None, option: str) -> No
 
 
 def check_sandbox(recipe: Recipe) -> None:
-    """Refuse settings of the sandbox that do nothing, and a folder that is not there.
+    """Refuse settings of the sandbox that do nothing, and a folder that is not there or that no workspace has room for.
 
     Raises:
         RecipeError: the first thing that is wrong.
@@ -93,6 +94,8 @@ def check_sandbox(recipe: Recipe) -> None:
         )
     if options.files is not None and not Path(options.files).is_dir():
         raise RecipeError(f"agent.sandbox.files = {options.files}: no such folder; name one, or leave it out")
+    if options.files is not None and (problem := StartFiles(Path(options.files)).problem(options)):
+        raise RecipeError(f"agent.sandbox.files = {options.files}: {problem}")
     if options.keep is not None and Path(options.keep).exists() and not Path(options.keep).is_dir():
         raise RecipeError(f"agent.sandbox.keep = {options.keep}: is a file; name a folder, or leave it out")
 

@@ -98,10 +98,16 @@ class Command:
 
 @dataclass(frozen=True)
 class WriteFile:
-    """Write a file of the workspace, and the folders to it."""
+    """Write a file of the workspace, and the folders to it.
+
+    `start`: what the file holds before that byte stays. `executable`: it is made so; else it is what it was, a new one
+    is not.
+    """
 
     path: str
     data: bytes
+    start: int = 0
+    executable: bool = False
 
 
 @dataclass(frozen=True)

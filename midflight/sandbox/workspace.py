@@ -9,8 +9,11 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import os
+import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Self
@@ -27,6 +30,9 @@ from midflight.sandbox.base import (
     Session,
     WriteFile,
 )
+from midflight.sandbox.bubblewrap.inside.files import DEEPEST
+from midflight.sandbox.bubblewrap.zygote import Box
+from midflight.sandbox.options import SandboxOptions
 
 _UNFIT = {
     errno.ENAMETOOLONG: "a path too long for the host",
@@ -39,28 +45,79 @@ _UNFIT = {
 MOST_KEPT = 256 * 2**20
 """Bytes of a kept workspace: a file with holes takes more on the host than it does inside."""
 PIECE = 4 * 2**20
-"""Bytes that are read of a file at a time, so that a small memory limit is enough."""
+"""Bytes that are read or written of a file at a time, so that a small memory limit is enough."""
+MOST_FILES = Box.disk_files - 16
+"""Files and folders that a workspace can begin with; a session has some of its own."""
+_PAGE = 4096
+"""Bytes that a file takes at a time."""
 
 
 class StartFiles:
-    """The regular files below a folder of the host, which workspaces begin with: those of the first time it is read."""
+    """The regular files below a folder of the host, which workspaces begin with: those of the first time it is read.
+
+    Each has its name below the folder, and whether its owner may execute it; no link is followed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: list[tuple[str, bytes]] | None = None
+        self._read: list[WriteFile] | None = None
         self._reading = threading.Lock()
 
-    def read(self) -> Sequence[tuple[str, bytes]]:
-        """Each with its name below the folder.
+    def read(self) -> Sequence[WriteFile]:
+        """The files, as they are written into a workspace.
 
         Raises:
             InfrastructureError: one cannot be read; the next call tries again.
         """
         with self._reading:
             if self._read is None:
-                paths = [path for path in sorted(self._folder.rglob("*")) if path.is_file() and not path.is_symlink()]
-                self._read = [(path.relative_to(self._folder).as_posix(), _content(path)) for path in paths]
+                try:
+                    found = sorted(self._files())
+                except OSError as error:
+                    raise InfrastructureError(f"agent.sandbox.files: {error}") from error
+                self._read = [
+                    WriteFile(name, _content(self._folder / name), executable=bool(status.st_mode & stat.S_IXUSR))
+                    for name, status in found
+                ]
             return self._read
+
+    def problem(self, options: SandboxOptions) -> str:
+        """Why a workspace of these options cannot begin with the files, and what to do; empty where it can."""
+        folders: set[str] = set()
+        count = taken = 0
+        try:
+            for name, status in self._files():
+                parts, size = name.split("/"), status.st_size
+                folders.update("/".join(parts[:end]) for end in range(1, len(parts)))
+                count, taken = count + 1, taken + -(-size // _PAGE) * _PAGE
+                if not os.access(self._folder / name, os.R_OK):
+                    return f"{name} cannot be read; change its permissions, or take it out"
+                if len(parts) > DEEPEST:
+                    return f"{name} has {len(parts)} parts, more than {DEEPEST}; take it out"
+                if size > options.file_mb * 2**20:
+                    return f"{name} has {size} bytes; raise agent.sandbox.file_mb = {options.file_mb}, or take it out"
+                if taken > options.disk_mb * 2**20:
+                    return f"more than agent.sandbox.disk_mb = {options.disk_mb} holds; raise it, or take some out"
+                if count + len(folders) > MOST_FILES:
+                    return f"more than {MOST_FILES} files and folders; take some out"
+        except OSError as error:
+            return f"{error}; change its permissions, or take it out"
+        return ""
+
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Each by its name below the folder.
+
+        Raises:
+            OSError: a folder cannot be listed.
+        """
+        for place, _, names in os.walk(self._folder, onerror=_raised):
+            for path in map(Path(place).joinpath, names):
+                if stat.S_ISREG((status := path.lstat()).st_mode):
+                    yield path.relative_to(self._folder).as_posix(), status
+
+
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def _content(path: Path) -> bytes:
@@ -101,10 +158,12 @@ class Workspace:
         """A new session with all the files it begins with; one that cannot have them is closed."""
         session = await self._sandbox.open()
         try:
-            for name, data in await asyncio.to_thread(self._files.read) if self._files is not None else ():
-                result = await session.run(WriteFile(name, data))
-                if not result.ok:
-                    raise InfrastructureError(f"agent.sandbox.files: {name}: {result.problem}")
+            for file in await asyncio.to_thread(self._files.read) if self._files is not None else ():
+                for start in range(0, max(len(file.data), 1), PIECE):
+                    piece = replace(file, data=file.data[start : start + PIECE], start=start)
+                    result = await session.run(piece)
+                    if not result.ok:
+                        raise InfrastructureError(f"agent.sandbox.files: {file.path}: {result.problem}")
         except BaseException:
             await session.close()
             raise

@@ -41,8 +41,9 @@ def request_frame(request: Request) -> dict[str, Any]:
             return {"kind": "command", "command": list(words), "stdin": frames.to_text(encoded(stdin))}
         case RunTests(paths):
             return {"kind": "tests", "paths": list(paths)}
-        case WriteFile(path, data):
-            return {"kind": "write", "path": path, "data": frames.to_text(data)}
+        case WriteFile(path, data, start, executable):
+            text = frames.to_text(data)
+            return {"kind": "write", "path": path, "data": text, "start": start, "executable": executable}
         case ReadFile(path, most, start):
             return {"kind": "read", "path": path, "most": min(most, MOST_READ), "start": start}
         case ListFiles(path, skip):

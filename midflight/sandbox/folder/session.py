@@ -130,7 +130,7 @@ class FolderSession(ABC):
         await asyncio.to_thread(self._own.remove)
 
     def _touched(self, request: WriteFile | ReadFile | ListFiles, limits: Limits) -> SandboxResult:
-        if isinstance(request, WriteFile) and len(request.data) > limits.file_bytes:
+        if isinstance(request, WriteFile) and request.start + len(request.data) > limits.file_bytes:
             return SandboxResult(Outcome.FILE_LIMIT, problem=f"{request.path}: more than {limits.file_bytes} bytes")
         if isinstance(request, WriteFile) and self._over():
             return SandboxResult(Outcome.FILE_LIMIT, problem=f"{request.path}: no room for more files")

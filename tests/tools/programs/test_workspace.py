@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ from midflight.agent.types import Action, StopReason
 from midflight.building import context_of
 from midflight.engines.scripted import ScriptedEngine
 from midflight.errors import InfrastructureError, UserError
-from midflight.recipe import load_recipe
+from midflight.recipe import RecipeError, load_recipe
 from midflight.sandbox import File, Limits, ListFiles, Python, ReadFile, WriteFile
 from midflight.sandbox import workspace as workspace_module
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
@@ -176,6 +177,61 @@ async def test_a_workspace_begins_with_the_files_of_a_folder(sandbox: Bubblewrap
         (tmp_path / "a" / "b.bin").write_bytes(b"longer")  # they are read once, so all begin alike
 
 
+@pytest.mark.asyncio
+async def test_a_workspace_begins_with_files_of_any_size_that_can_be_executed(
+    sandbox: BubblewrapSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace_module, "PIECE", 10)
+    (tmp_path / "run.sh").write_text("#!/bin/sh\ncat empty long; stat -c %a run.sh long\n")
+    (tmp_path / "run.sh").chmod(0o740)
+    (tmp_path / "long").write_bytes(bytes(range(65, 91)))
+    (tmp_path / "empty").touch()
+    for made in (sandbox, UnsafeSandbox()):
+        async with Workspace(made, files=StartFiles(tmp_path)) as workspace:
+            program = "import subprocess\nsubprocess.run(['./run.sh'], capture_output=True, check=True).stdout"
+            assert (await workspace.run(Python(program))).out == "b'ABCDEFGHIJKLMNOPQRSTUVWXYZ755\\n644\\n'\n"
+            await workspace.run(WriteFile("run.sh", b"x"))  # what is written over it stays executable
+            assert (await workspace.run(Python("import os\noct(os.stat('run.sh').st_mode)"))).out == "'0o100755'\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"a/big": 2**20 + 1}, "a/big has 1048577 bytes; raise agent.sandbox.file_mb = 1, or take it out"),
+        ({"a": 2**20, "b": 2**20, "c": 1}, "more than agent.sandbox.disk_mb = 2 holds; raise it, or take some out"),
+        ({"a/b/c": 1, "d/e": 1}, "more than 4 files and folders; take some out"),
+        ({"a/b/c/d": 1}, "a/b/c/d has 4 parts, more than 3; take it out"),
+        ({"a": 2**20, "b/c": 1, "b/d": 2**20 - 4096}, ""),
+    ],
+)
+def test_files_that_no_workspace_has_room_for_are_told_with_the_recipe(
+    files: dict[str, int], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace_module, "MOST_FILES", 4)
+    monkeypatch.setattr(workspace_module, "DEEPEST", 3)
+    for name, size in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(size))
+    (tmp_path / "link").symlink_to("/usr")
+    overrides = [f"agent.sandbox.files={tmp_path}", "agent.sandbox.file_mb=1", "agent.sandbox.disk_mb=2"]
+    with pytest.raises(RecipeError) if told else nullcontext() as raised:
+        load_recipe("coding", overrides)
+    assert raised is None or str(raised.value) == f"agent.sandbox.files = {tmp_path}: {told}"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_files_that_cannot_be_read_are_told_with_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    (tmp_path / "a").chmod(0)
+    with pytest.raises(RecipeError, match=r": a cannot be read; change its permissions, or take it out$"):
+        load_recipe("coding", [f"agent.sandbox.files={tmp_path}"])
+    (tmp_path / "b").mkdir(mode=0)
+    (tmp_path / "a").unlink()
+    with pytest.raises(RecipeError, match=r"Permission denied: .*/b'; change its permissions, or take it out$"):
+        load_recipe("coding", [f"agent.sandbox.files={tmp_path}"])
+    (tmp_path / "b").chmod(0o700)
+
+
 def test_the_tools_of_a_recipe_read_its_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("1")
     recipe = load_recipe("coding", [f"agent.sandbox.files={tmp_path}"])
@@ -185,7 +241,7 @@ def test_the_tools_of_a_recipe_read_its_files_once(tmp_path: Path, monkeypatch: 
     files = context_of(recipe, lambda _: None).files
     assert files is not None and read == []
     with ThreadPoolExecutor(4) as threads:  # trajectories that begin at once
-        assert list(threads.map(lambda _: files.read(), range(8))) == [[("a.txt", b"1")]] * 8
+        assert list(threads.map(lambda _: files.read(), range(8))) == [[WriteFile("a.txt", b"1")]] * 8
     assert read == [tmp_path / "a.txt"]
 
 

@@ -74,8 +74,11 @@ def _write(request: dict[str, Any], root: str) -> dict[str, Any]:
     data = frames.to_bytes(request["data"])
     with _opened(root, request["path"], os.O_WRONLY | os.O_CREAT, make=True) as descriptor:
         _regular(request["path"], descriptor)
-        os.ftruncate(descriptor, 0)
+        os.ftruncate(descriptor, request["start"])
+        if request["executable"]:
+            os.fchmod(descriptor, 0o755)
         with open(descriptor, "wb", closefd=False) as file:
+            file.seek(request["start"])
             file.write(data)
     return {"bytes": len(data)}
 
