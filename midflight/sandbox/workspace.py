@@ -23,6 +23,7 @@ from midflight.sandbox.base import (
     File,
     Limits,
     ListFiles,
+    Python,
     ReadFile,
     Request,
     Sandbox,
@@ -142,6 +143,7 @@ class Workspace:
         self._sandbox, self._keep, self._files = sandbox, keep, files
         self._session: Session | None = None
         self._opening = asyncio.Lock()
+        self._has_variables = self._forgot = False
 
     async def run(self, request: Request, limits: Limits | None = None) -> SandboxResult:
         """See `Session.run`. A session that was lost is followed by a new one, as the first began.
@@ -152,7 +154,19 @@ class Workspace:
         async with self._opening:
             if self._session is None or self._session.lost:
                 self._session = await self._filled()
-        return await self._session.run(request, limits)
+                self._variables(False, self._has_variables)
+        result = await self._session.run(request, limits)
+        self._variables(result.state_kept, self._has_variables or (isinstance(request, Python) and request.keep_state))
+        return result
+
+    def _variables(self, there: bool, before: bool) -> None:
+        self._forgot = self._forgot or (before and not there)
+        self._has_variables = there
+
+    def forgot(self) -> bool:
+        """Whether variables of `keep_state` programs were lost since this was last asked."""
+        forgot, self._forgot = self._forgot, False
+        return forgot
 
     async def _filled(self) -> Session:
         """A new session with all the files it begins with; one that cannot have them is closed."""

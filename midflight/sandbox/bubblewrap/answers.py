@@ -62,12 +62,14 @@ def lost(problem: str) -> SandboxResult:
 
 def result(request: Request, answer: dict[str, Any], limits: Limits) -> SandboxResult:
     """The result of a holder's answer."""
-    reply = _reply(frames.to_bytes(answer["reply"]))
+    said_in_all = frames.to_bytes(answer["reply"])
+    reply = _reply(said_in_all)
     status = answer["status"]
     exception, number = reply.get("exception"), reply.get("number")
     exception = exception if isinstance(exception, str) else ""
     number = number if isinstance(number, str) else ""
-    if answer["cause"] == "exit" and status == 0 and isinstance(request, Python) and request.keep_state:
+    kept = isinstance(request, Python) and request.keep_state
+    if answer["cause"] == "exit" and status == 0 and kept and said_in_all:  # else it ended the interpreter, with 0
         code = reply.get("code")
         status = code if isinstance(code, int) and 0 <= code < 256 else 1
     said = reply.get("problem")

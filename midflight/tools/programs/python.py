@@ -27,6 +27,10 @@ from midflight.tools.programs.workspace import SandboxTool, WorkspaceOptions, re
 SYSTEM = Template("""You write one Python program that does a task and prints its result.
 There is $packages, and no network. Files are in the current folder.
 Answer with the program alone, in one block that begins with ```python and ends with ```.""")
+FORGOTTEN = "all variables are lost: the next program begins without any"
+"""What a program's result ends with, of `keep_state`, where the interpreter ended with it."""
+FORGOTTEN_BEFORE = "the variables of earlier programs had been lost before this one began"
+"""Where it had ended in between."""
 _BLOCK = re.compile(
     r"^(?P<fence>`{3,})(?:python|py)?[ \t]*\n(?P<code>.*?)^(?P=fence)`*[ \t]*$", re.DOTALL | re.MULTILINE
 )
@@ -137,8 +141,11 @@ class PythonTool(SandboxTool):
             left = max(seconds - (time.monotonic() - began), 0.001)
         request = Python(code, arguments.get("stdin", ""), keep_state=self.keep_state, figures=self.sandbox.full)
         result = await self._run(request, left)
-        text = result_of(result)
-        return ToolResult(text.text + "".join(f"\nsaved {file.path}" for file in result.files), text.error)
+        told = result_of(result)
+        lines = [told.text, *(f"saved {file.path}" for file in result.files)]
+        if self.keep_state and await self._forgot():
+            lines.append(FORGOTTEN_BEFORE if result.state_kept else FORGOTTEN)
+        return ToolResult("\n".join(lines), told.error)
 
     def _system(self) -> str:
         packages = ", ".join(self.sandbox.packages)

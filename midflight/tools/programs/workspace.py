@@ -78,8 +78,14 @@ class SandboxTool:
         if self._scope is None:
             async with self._made() as workspace:
                 return await workspace.run(request, limits)
-        workspace = await self._scope.get(("workspace", self.sandbox, self.keep, self.files), self._made)
-        return await workspace.run(request, limits)
+        return await (await self._shared(self._scope)).run(request, limits)
+
+    async def _forgot(self) -> bool:
+        """Whether variables of the trajectory's programs were lost since this was last asked."""
+        return self._scope is not None and (await self._shared(self._scope)).forgot()
+
+    async def _shared(self, scope: Scope) -> Workspace:
+        return await scope.get(("workspace", self.sandbox, self.keep, self.files), self._made)
 
     def _made(self) -> Workspace:
         return Workspace(self.sandbox, self.keep, self.files)

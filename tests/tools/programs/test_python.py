@@ -18,7 +18,7 @@ from midflight.sandbox import Limits
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
 from midflight.sandbox.unsafe import UnsafeSandbox
 from midflight.tools import ErrorKind, Scope, ToolResult, Toolset
-from midflight.tools.programs.python import PythonTool, program_of
+from midflight.tools.programs.python import FORGOTTEN, FORGOTTEN_BEFORE, PythonTool, program_of
 from midflight.tools.programs.workspace import workspace_tools
 from tests.sandbox.ready import need_bubblewrap
 
@@ -66,6 +66,36 @@ async def test_state_and_files_are_those_of_a_trajectory(sandbox: BubblewrapSand
         assert "FileNotFoundError" in (await theirs.call({"code": "open('f')"}, 10)).text
         read = workspace_tools(sandbox)["read_file"].scoped(scope)
         assert (await read.call({"path": "f"}, 10)).text == "g"
+
+
+@pytest.mark.asyncio
+async def test_lost_variables_are_told_once(sandbox: BubblewrapSandbox) -> None:
+    async with Scope() as scope:
+        tool = PythonTool(sandbox, keep_state=True).scoped(scope)
+        shell = workspace_tools(sandbox)["shell"].scoped(scope)
+
+        async def told(code: str, seconds: float = 10) -> tuple[str, ErrorKind | None]:
+            result = await tool.call({"code": code}, seconds)
+            return result.text, result.error
+
+        assert await told("x = 1") == ("(no output)", None)
+        late = await told("while True: pass", 0.2)
+        assert late == (f"wall_limit: killed after 0.2 s\n{FORGOTTEN}", ErrorKind.TOOL_TIMEOUT)
+        text, error = await told("x")
+        assert text.endswith("\nNameError: name 'x' is not defined") and error is ErrorKind.TOOL_ERROR
+        assert await told("print(1)\nimport os\nos._exit(0)") == (f"1\n{FORGOTTEN}", None)
+        assert await told("import os\nos._exit(3)") == (f"error: exit code 3\n{FORGOTTEN}", ErrorKind.TOOL_ERROR)
+        assert await told("x = 1") == ("(no output)", None)
+        assert (await shell.call({"command": "kill -9 -1; echo on"}, 10)).text == "on"
+        assert await told("x = 2") == (f"(no output)\n{FORGOTTEN_BEFORE}", None)
+        assert await told("x") == ("2", None)
+        session = (await tool._shared(scope))._session
+        assert session is not None
+        await session.close()
+        assert await told("x = 3") == (f"(no output)\n{FORGOTTEN_BEFORE}", None)
+        assert await told("x") == ("3", None)
+    alone = await PythonTool(sandbox).call({"code": "import os\nos._exit(0)"}, 10)
+    assert (alone.text, alone.error) == ("(no output)", None)
 
 
 @pytest.mark.asyncio
