@@ -11,6 +11,7 @@ from pathlib import Path
 
 from recipe_reference import Docstrings, _cell, _default, _type
 
+from midflight.sandbox.imagined import Imagined
 from midflight.tools import BUILTIN, tool_info
 from midflight.tools.mcp import McpServer
 from midflight.tools.options import ToolOptions
@@ -30,7 +31,7 @@ def reference() -> str:
     own = [name for name in WebOptions.model_fields if name not in ToolOptions.model_fields]
     parts += ["### Options of every tool that speaks to the network", "", *_table(WebOptions, own, docstrings), ""]
     parts += ["## Tools", ""]
-    infos = {info.name: info for info in tool_info()}
+    infos = {info.name: info for info in tool_info(Imagined)}
     for name, builtin in BUILTIN.items():
         info, model = infos[name], builtin.options_model
         required = info.parameters.get("required", [])

@@ -6,7 +6,6 @@ Counts are exact upper bounds, bytes are estimates.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -15,14 +14,12 @@ from pathlib import Path
 
 import yaml
 
-from midflight.errors import UserError
 from midflight.recipe import Recipe, resolved
 from midflight.recipe.resuming import read_recipe
 from midflight.recipe.rules import EMBEDDED_MODEL, is_task_file
 from midflight.recipe.tool_rules import has_frozen_models
-from midflight.sandbox.choose import choose_sandbox
-from midflight.sandbox.options import SandboxOptions
-from midflight.tools import BUILTIN, options_of
+from midflight.sandbox.choose import shared_sandbox
+from midflight.tools import BUILTIN, ToolContext, options_of
 from midflight.tools.options import to_install
 from midflight.training.packing import SCORED_AT_ONCE
 
@@ -265,23 +262,16 @@ def _missing_device(device: str) -> str | None:
 
 def _missing_for_tools(recipe: Recipe) -> dict[str, str]:
     """What there is to do on this machine before the recipe's built-in tools can be called, by tool."""
-    sandbox = functools.cache(lambda: _sandbox_problem(recipe.agent.sandbox))
+    context = ToolContext(sandbox=lambda: shared_sandbox(recipe.agent.sandbox))
     found = {}
     for name in recipe.agent.tools:
         if name in BUILTIN:
             builtin, options = BUILTIN[name], options_of(name, recipe.agent.tool_options)
             packages = builtin.missing_packages()
+            lacking = builtin.described(options, context)[1] if builtin.sandboxed else ""
             what = [to_install(packages, builtin.extra)] if packages else []
-            found[name] = "; ".join(filter(None, [*what, options.missing(), sandbox() if builtin.sandboxed else ""]))
+            found[name] = "; ".join(filter(None, [*what, options.missing(), lacking]))
     return {name: what for name, what in found.items() if what}
-
-
-def _sandbox_problem(options: SandboxOptions) -> str:
-    try:
-        choose_sandbox(options.kind, unsafe_no_sandbox=options.unsafe_no_sandbox).close()
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def _size(number: int) -> str:

@@ -43,7 +43,7 @@ def listing(recipe: str | None = None) -> str:
         infos = tool_info()
     else:
         agent = load_recipe(recipe, tasks=False, training=False).agent
-        infos = recipe_tool_info(agent.tools, agent.tool_options, agent.mcp_servers)
+        infos = recipe_tool_info(agent.tools, agent.tool_options, agent.mcp_servers, agent.sandbox)
     lines = []
     for info in infos:
         lines.append(f"{info.name}({', '.join(info.parameters.get('properties', {}))})")

@@ -159,13 +159,3 @@ def bubblewrap_problem() -> str:
             "AppArmor profile for bwrap on Ubuntu, --privileged or a seccomp profile that allows them in a container"
         )
     return "" if result.out == "42\n" else f"bubblewrap starts, but a program in it does not run: {result.problem}"
-
-
-@functools.cache
-def sandbox_problem() -> str:
-    """Why there is no sandbox on this machine, and what to do; empty where there is one."""
-    try:
-        choose_sandbox().close()
-    except UserError as error:
-        return str(error)
-    return ""

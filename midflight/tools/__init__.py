@@ -11,8 +11,10 @@ from typing import Any, cast
 
 from midflight.errors import UserError
 from midflight.redacting import is_secret
-from midflight.sandbox.choose import sandbox_problem
+from midflight.sandbox.base import Sandbox
+from midflight.sandbox.choose import shared_sandbox
 from midflight.sandbox.imagined import Imagined
+from midflight.sandbox.options import SandboxOptions
 from midflight.tools.base import (
     FINISH,
     ErrorKind,
@@ -95,6 +97,15 @@ class BuiltinTool:
         if not self.options:
             return cast(Tool, found)
         return cast(Callable[[ToolOptions, ToolContext], Tool], found)(options, context)
+
+    def described(self, options: ToolOptions, context: ToolContext) -> tuple[Tool, str]:
+        """The tool, to be spoken of; and why its sandbox cannot be had or is not enough, empty where it can be used."""
+        try:
+            return self.made(options, context), ""
+        except UserError as error:
+            if not self.sandboxed:
+                raise
+            return self.made(options, ToolContext(sandbox=Imagined)), str(error)
 
     def is_tool(self, tool: object) -> bool:
         """Whether `tool` is this one; of a tool with options each is another."""
@@ -245,23 +256,35 @@ def options_of(name: str, options: Mapping[str, object]) -> ToolOptions:
     return read_options(BUILTIN[name].options_model, options.get(name, {}), f"agent.tool_options.{name}")
 
 
-def tool_info() -> list[ToolInfo]:
-    """All built-in tools, in order, for `midflight tools`; `finish` last."""
-    return [*(_info(name, None) for name in BUILTIN), _finish_info()]
+def tool_info(sandbox: Callable[[], Sandbox] | None = None) -> list[ToolInfo]:
+    """All built-in tools, in order, for `midflight tools`; `finish` last.
+
+    Args:
+        sandbox: gives the one that tools are described in; None for that of this machine.
+    """
+    context = ToolContext() if sandbox is None else ToolContext(sandbox=sandbox)
+    return [*(_info(name, None, context) for name in BUILTIN), _finish_info()]
 
 
 def recipe_tool_info(
-    names: Iterable[str], options: Mapping[str, object], servers: Mapping[str, object]
+    names: Iterable[str],
+    options: Mapping[str, object],
+    servers: Mapping[str, object],
+    sandbox: SandboxOptions | None = None,
 ) -> list[ToolInfo]:
     """As `tool_info`, of the tools of a recipe; MCP servers are started and ended, and one that fails is a row.
+
+    Args:
+        names, options, servers, sandbox: of the recipe's agent; without `sandbox` it is that of this machine.
 
     Raises:
         UserError: as `make_toolset`, but nothing has to be there for a tool to be listed.
     """
     rows: list[ToolInfo] = []
+    context = ToolContext() if sandbox is None else ToolContext(sandbox=lambda: shared_sandbox(sandbox))
     for name in names:
         own = load_own(name) if is_own(name) else None
-        rows.append(_row(own) if own is not None else _info(name, options_of(name, options)))
+        rows.append(_row(own) if own is not None else _info(name, options_of(name, options), context))
     for name, data in servers.items():
         settings = read_options(McpServer, data, f"agent.mcp_servers.{name}")
         try:
@@ -275,16 +298,16 @@ def recipe_tool_info(
     return [*rows, _finish_info()]
 
 
-def _info(name: str, settings: ToolOptions | None) -> ToolInfo:
+def _info(name: str, settings: ToolOptions | None, context: ToolContext) -> ToolInfo:
     """Of a built-in tool; without `settings` what it needs at least is missing."""
     builtin = BUILTIN[name]
     fields = builtin.options_model.model_fields
     required = [field for field, about in fields.items() if settings is None and about.is_required()]
     settings = builtin.options_model.model_construct() if settings is None else settings
-    made = builtin.made(settings, ToolContext(sandbox=Imagined))
+    made, lacking = builtin.described(settings, context)
     missing = [
         _missing(builtin, None if required else settings),
-        sandbox_problem() if builtin.sandboxed else "",
+        lacking,
         f"set {', '.join(f'agent.tool_options.{name}.{field}' for field in required)}" if required else "",
     ]
     return _row(made, "; ".join(filter(None, missing)))

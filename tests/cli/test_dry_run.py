@@ -21,6 +21,8 @@ from midflight.cli.dry_run import (
 )
 from midflight.errors import UserError
 from midflight.recipe import load_recipe
+from midflight.sandbox.options import SandboxOptions
+from midflight.sandbox.unsafe import UnsafeSandbox
 
 
 def test_the_embedded_model_has_its_published_size() -> None:
@@ -137,17 +139,22 @@ def test_a_device_that_is_not_there_is_said(device: str, monkeypatch: pytest.Mon
 
 
 def test_what_tools_lack_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_sandbox(kind: str, unsafe_no_sandbox: bool) -> None:
-        raise UserError(f"no {kind} here; install it")
+    def no_sandbox(options: SandboxOptions) -> None:
+        raise UserError(f"no {options.kind} here; install it")
 
     monkeypatch.setitem(sys.modules, "rdkit", None)
-    monkeypatch.setattr("midflight.cli.dry_run.choose_sandbox", no_sandbox)
+    monkeypatch.setattr("midflight.cli.dry_run.shared_sandbox", no_sandbox)
     changes = ["agent.tools=[predict_logp, capital, python, shell]", "agent.sandbox.kind=wasi"]
     assert describe(load_recipe("coding", changes)).endswith(
         "\nTools that cannot be used yet\n"
         "  predict_logp: pip install 'midflight[chemistry]' (rdkit)\n"
         "  python: no wasi here; install it\n"
         "  shell: no wasi here; install it\n"
+    )
+    monkeypatch.setattr("midflight.cli.dry_run.shared_sandbox", lambda options: UnsafeSandbox())
+    monkeypatch.setattr("midflight.sandbox.choose.bubblewrap_problem", lambda: "install it")
+    assert describe(load_recipe("coding", changes[:1])).endswith(
+        "\n  shell: the sandbox none (unsafe) runs Python programs alone; shell takes bubblewrap: install it\n"
     )
     assert "Tools that" not in describe(load_recipe("quickstart"))
 

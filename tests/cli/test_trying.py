@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from midflight.cli import run
+from midflight.sandbox import wasi
 from midflight.tools import BUILTIN
 from midflight.tools.own import load_own
 from tests.recipe.test_config import MINIMAL
@@ -67,6 +68,22 @@ def test_every_tool_is_listed_with_what_is_missing(
         "    missing: pip install 'midflight[chemistry]' (rdkit)\n" in text
     )
     assert "missing: set agent.tool_options.corpus_search.folder\n" in text
+
+
+def test_the_tools_of_a_recipe_are_listed_as_its_sandbox_has_them(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wasi.missing():
+        pytest.skip(wasi.missing())
+    monkeypatch.setattr("midflight.sandbox.choose.bubblewrap_problem", lambda: "")
+    changed = MINIMAL.replace("[calculator]", "[python, shell]\n  sandbox: {kind: wasi}")
+    (folder / "r.yaml").write_text(changed)
+    code, text, error = output(capsys, "--recipe", "r.yaml")
+    assert (code, error) == (0, "")
+    lines = text.splitlines()
+    assert lines[1].endswith("; every call starts without variables; standard library alone; no network")
+    alone = "the sandbox wasi runs Python programs alone; shell takes bubblewrap: set agent.sandbox.kind=bubblewrap"
+    assert lines[2] == "shell(command)" and lines[4] == f"    missing: {alone}"
 
 
 def test_the_tools_of_a_recipe_are_listed_with_those_of_its_servers(

@@ -152,7 +152,7 @@ async def test_what_it_cannot_do_is_said(sandbox: WasiSandbox) -> None:
         result = await sandbox.run(request)
         assert result.problem == "the sandbox wasi runs programs of their own alone: no commands, tests or state"
     assert sorted(workspace_tools(sandbox)) == ["list_files", "read_file", "write_file"]
-    with pytest.raises(UserError, match="keep_state = true: the sandbox wasi keeps no state; it takes bubblewrap"):
+    with pytest.raises(UserError, match="keep_state = true: wasi keeps no state; it takes bubblewrap"):
         PythonTool(sandbox, keep_state=True)
     tool = PythonTool(sandbox)
     assert "standard library alone" in tool.description and (await tool.call({"code": "1 + 1"}, 30)).text == "2"

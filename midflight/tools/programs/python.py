@@ -16,13 +16,13 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from midflight.engines.base import Engine, FinishReason, Sampling
-from midflight.errors import InfrastructureError, UserError
+from midflight.errors import InfrastructureError
 from midflight.sandbox.base import Limits, Python, Sandbox
 from midflight.sandbox.workspace import StartFiles
 from midflight.tools.base import ErrorKind, Tool, ToolError, ToolResult
 from midflight.tools.language.asking import drawn
 from midflight.tools.options import ToolContext
-from midflight.tools.programs.workspace import SandboxTool, WorkspaceOptions, result_of
+from midflight.tools.programs.workspace import SandboxTool, WorkspaceOptions, not_enough, result_of
 
 SYSTEM = Template("""You write one Python program that does a task and prints its result.
 There is $packages, and no network. Files are in the current folder.
@@ -90,10 +90,7 @@ class PythonTool(SandboxTool):
     ) -> None:
         super().__init__(sandbox, limits=limits, keep=keep, files=files)
         if keep_state and not sandbox.full:
-            raise UserError(
-                f"agent.tool_options.python.keep_state = true: the sandbox {sandbox.name} keeps no state; it takes "
-                "bubblewrap"
-            )
+            raise not_enough(f"agent.tool_options.python.keep_state = true: {sandbox.name} keeps no state; it")
         self.engine, self.keep_state = engine, keep_state
         self.sampling = sampling or Sampling(temperature=0.0, max_tokens=1024)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from midflight.errors import UserError
+from midflight.sandbox import choose
 from midflight.sandbox.base import (
     Command,
     Limits,
@@ -185,10 +186,15 @@ def _no_option(path: str) -> str:
     return path
 
 
+def not_enough(what: str) -> UserError:
+    """What is raised where a sandbox does less than `what` takes; says how to have one that does more."""
+    return UserError(f"{what} takes bubblewrap: {choose.bubblewrap_problem() or 'set agent.sandbox.kind=bubblewrap'}")
+
+
 def _named(name: str, context: ToolContext) -> Tool:
     sandbox = context.sandbox()
     if name in NEED_FULL and not sandbox.full:
-        raise UserError(f"{name}: the sandbox {sandbox.name} runs Python programs alone; {name} takes bubblewrap")
+        raise not_enough(f"the sandbox {sandbox.name} runs Python programs alone; {name}")
     return workspace_tools(sandbox, keep=context.keep, files=context.files)[name]
 
 

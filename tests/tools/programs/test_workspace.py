@@ -158,7 +158,7 @@ async def test_tools_made_one_by_one_of_equal_options_share_a_workspace() -> Non
 def test_a_sandbox_of_programs_alone_has_no_shell() -> None:
     context = ToolContext(sandbox=WasiSandbox)
     assert workspace.read_file(WorkspaceOptions(), context).name == "read_file"
-    with pytest.raises(UserError, match="shell: the sandbox wasi runs Python programs alone; shell takes bubblewrap"):
+    with pytest.raises(UserError, match="^the sandbox wasi runs Python programs alone; shell takes bubblewrap: "):
         workspace.shell(WorkspaceOptions(), context)
 
 
