@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from midflight.sandbox import Command, Limits, ListFiles, Outcome, Python, ReadFile, RunTests, WriteFile
-from midflight.sandbox.base import MOST_OUTPUT, MOST_READ, printable
+from midflight.sandbox.base import MOST_OUTPUT, MOST_READ, Request, printable
 from midflight.sandbox.bubblewrap import BubblewrapSandbox
+from midflight.sandbox.bubblewrap.answers import result as result_of
+from midflight.sandbox.bubblewrap.inside import frames
 
 
 @dataclass(frozen=True)
@@ -293,10 +295,37 @@ async def test_any_text_goes_in_and_comes_out(sandbox: BubblewrapSandbox) -> Non
     forged = (
         "import json, os\nbody = json.dumps({}).encode()\nos.write(3, len(body).to_bytes(4, 'big') + body)\nos._exit(1)"
     )
-    for key, told in (("problem", ("\\ud800", "")), ("exception", ("exit code 1", "\\ud800"))):
+    for key, told in (("problem", ("exit code 1", "")), ("exception", ("exit code 1", "\\ud800"))):
         result = await session.run(Python(forged.replace("{}", repr({key: "\ud800"}).replace("\ud800", "\\ud800"))))
         assert (result.problem, result.exception) == told
     await session.close()
+
+
+@pytest.mark.parametrize("request_", [Python("", keep_state=True), Python(""), Command(("a",)), RunTests()])
+def test_a_forged_answer_says_no_more_than_there_is_to_say(request_: Request) -> None:
+    row = {"path": "p" * 40_000, "bytes": 1, "kind": "file"}
+    test = {"name": "n", "outcome": "failed", "message": "m" * 2**17}
+    for forged in (
+        {"problem": "A" * 4_000_000, "data": frames.to_text(b"b" * 3_000_000), "more": True},
+        {"problem": "A", "data": frames.to_text(b"b"), "more": True},
+        {"files": [row, row]},
+        {"exception": "E" * 70_000},
+        {"tests": [test] * 9},
+    ):
+        reply = frames.to_text(frames.pack({"code": 3, **forged}))
+        answer = {
+            "cause": "exit",
+            "status": 0,
+            "out": "",
+            "err": "",
+            "reply": reply,
+            "seconds": 1.0,
+            "state_kept": True,
+        }
+        told = result_of(request_, answer, Limits())
+        most = 2 * 2**17 if isinstance(request_, RunTests) else 0
+        assert len(repr(told)) < most + 1000 and told.problem in ("", "exit code 3", "exit code 1")
+        assert (told.data, told.more_files, told.files, told.exception) == (b"", False, (), "")
 
 
 @pytest.mark.asyncio

@@ -5,7 +5,9 @@ An answer is partly what a program wrote. So nothing in it is taken for more tha
 
 from __future__ import annotations
 
+import itertools
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from midflight.sandbox.base import (
@@ -26,9 +28,21 @@ from midflight.sandbox.base import (
     spelt_out,
     spelt_out_name,
 )
-from midflight.sandbox.bubblewrap.inside import frames
+from midflight.sandbox.bubblewrap.inside import frames, testing
 
+PROGRAM_REPLY = 2**16
+"""Bytes that a program's process says of it, beside what it writes; more is forged."""
 _FULL = frozenset({"ENOSPC", "EDQUOT", "EFBIG"})
+_ENDED = frozenset({"exception", "number"})
+_SAID: Mapping[type, frozenset[str]] = {
+    Python: _ENDED | {"code", "files"},
+    Command: frozenset(),
+    RunTests: frozenset({"tests", "counts"}),
+    WriteFile: _ENDED | {"problem"},
+    ReadFile: _ENDED | {"problem", "data"},
+    ListFiles: _ENDED | {"problem", "files", "more"},
+}
+"""What there is to say of each kind of request."""
 
 
 def request_frame(request: Request) -> dict[str, Any]:
@@ -63,7 +77,7 @@ def lost(problem: str) -> SandboxResult:
 def result(request: Request, answer: dict[str, Any], limits: Limits) -> SandboxResult:
     """The result of a holder's answer."""
     said_in_all = frames.to_bytes(answer["reply"])
-    reply = _reply(said_in_all)
+    reply = _reply(request, said_in_all)
     status = answer["status"]
     exception, number = reply.get("exception"), reply.get("number")
     exception = exception if isinstance(exception, str) else ""
@@ -95,12 +109,15 @@ def result(request: Request, answer: dict[str, Any], limits: Limits) -> SandboxR
     )
 
 
-def _reply(data: bytes) -> dict[str, Any]:
+def _reply(request: Request, data: bytes) -> dict[str, Any]:
     """The first frame of a reply; an empty one when there is none, as of a program that was killed, or forged it."""
+    if isinstance(request, Python) and len(data) > PROGRAM_REPLY:
+        return {}
     try:
-        return frames.unpack(data[frames.HEAD :][: frames.length(data[: frames.HEAD])])
+        said = frames.unpack(data[frames.HEAD :][: frames.length(data[: frames.HEAD])])
     except (ValueError, RecursionError):
         return {}
+    return {key: value for key, value in said.items() if key in _SAID[type(request)]}
 
 
 def _outcome(cause: str, status: int | None, exception: str, number: str) -> Outcome:
@@ -168,9 +185,11 @@ def _files(reply: dict[str, Any]) -> tuple[File, ...]:
 
 
 def _tests(reply: dict[str, Any]) -> tuple[TestOutcome, ...]:
+    rows = _rows(reply, "tests", ("name", str), ("outcome", str), ("message", str))
+    sizes = itertools.accumulate(sum(map(len, row)) for row in rows)
+    told = [row for row, size in zip(rows, sizes, strict=True) if size <= testing.CHARACTERS]
     return tuple(
-        TestOutcome(spelt_out(name), spelt_out(outcome), spelt_out(message))
-        for name, outcome, message in _rows(reply, "tests", ("name", str), ("outcome", str), ("message", str))
+        TestOutcome(spelt_out(name), spelt_out(outcome), spelt_out(message)) for name, outcome, message in told
     )
 
 

@@ -29,13 +29,12 @@ from midflight.sandbox.base import (
     SandboxResult,
     WriteFile,
 )
-from midflight.sandbox.bubblewrap.answers import encoded, lost, request_frame, result
+from midflight.sandbox.bubblewrap.answers import PROGRAM_REPLY, encoded, lost, request_frame, result
 from midflight.sandbox.bubblewrap.inside import files, frames, running
 from midflight.sandbox.folder.process import Ended, run_bounded
 
 FOLDERS = "midflight-"
 """How the names of sessions' folders begin."""
-REPLY_BYTES = 2**16
 _HERE = Path(__file__).resolve().parent
 
 
@@ -152,6 +151,6 @@ def _bounded(file: Path) -> bytes:
     except OSError:
         return b""
     try:
-        return os.read(descriptor, REPLY_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        return os.read(descriptor, PROGRAM_REPLY) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     finally:
         os.close(descriptor)

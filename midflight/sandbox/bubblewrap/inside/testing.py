@@ -8,7 +8,7 @@ from typing import Any
 _MOST = 1000
 _MESSAGE = 2000
 """Characters of a message; the end is kept, where the error is."""
-_CHARACTERS = 2**18
+CHARACTERS = 2**18
 """Of all names and messages: twelve bytes each, at worst, of a reply."""
 
 
@@ -30,7 +30,7 @@ def run(paths: list[str]) -> tuple[int, dict[str, Any]]:
 def first_to_tell(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """As many rows as a reply has room for, in the order they came."""
     told: set[int] = set()
-    room = _CHARACTERS
+    room = CHARACTERS
     for index in sorted(range(len(rows)), key=lambda index: rows[index]["outcome"] == "passed"):
         room -= sum(map(len, rows[index].values()))
         if room < 0 or len(told) == _MOST:
