@@ -182,6 +182,22 @@ async def test_no_file_is_written_where_there_are_too_many() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("count", "size"), [(60, 1), (8, 2**20)])
+async def test_a_workspace_with_too_many_files_can_be_emptied(count: int, size: int) -> None:
+    sandbox = WasiSandbox(disk_bytes=4 * 2**20, disk_files=40)
+    session = await sandbox.open()
+    write = f"import os\nfor number in range({count}):\n    open(f'LETTER{{number}}', 'wb').write(bytes({size}))"
+    assert (await session.run(Python(write.replace("LETTER", "a")))).outcome is Outcome.FILE_LIMIT
+    assert (await session.run(Python("print(1)"))).out == "1\n"
+    assert (await session.run(Python(write.replace("LETTER", "b")))).outcome is Outcome.FILE_LIMIT
+    assert (await session.run(WriteFile("c", b""))).outcome is Outcome.FILE_LIMIT
+    assert (await session.run(Python("import os\nfor name in os.listdir(): os.unlink(name)"))).ok
+    assert (await session.run(WriteFile("c", b""))).ok
+    assert (await session.run(Python(write.replace("LETTER", "d")))).outcome is Outcome.FILE_LIMIT
+    await asyncio.to_thread(sandbox.close)
+
+
+@pytest.mark.asyncio
 async def test_files_that_are_open_and_have_no_name_count() -> None:
     sandbox = WasiSandbox(disk_bytes=4 * 2**20, disk_files=40)
     write = (

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from midflight.errors import InfrastructureError
 from midflight.paths import cache_folder, remove_ownerless
 from midflight.sandbox.base import Limits, Request, SandboxResult
+from midflight.sandbox.bubblewrap.answers import PROGRAM_REPLY
 from midflight.sandbox.bubblewrap.inside import files
 from midflight.sandbox.bubblewrap.zygote import Box
 from midflight.sandbox.folder import FOLDERS, GRACE_SECONDS, Ended, FolderSession, run_bounded
@@ -31,6 +32,9 @@ SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 COMPILE = Limits(wall_seconds=300, output_bytes=2**16)
 START_SECONDS = 1.0
 """Processor time that loading the interpreter may take, on top of a program's own."""
+_OWN_FILES = 3
+_OWN_BYTES = PROGRAM_REPLY
+"""What a program's process itself leaves beside the files that are there when it begins."""
 _HERE = Path(__file__).resolve().parent
 
 
@@ -198,15 +202,24 @@ class _Session(FolderSession):
     ) -> None:
         super().__init__(limits, WasiSandbox.name, slots)
         self._compiled, self._made_anew = compiled, made_anew
-        self._disk_bytes, self._disk_files = disk_bytes, disk_files
+        self._disk = self._most = (disk_bytes, disk_files)
         self._loaded, self._begun = self._root / "loaded", self._root / "begun"
 
     async def _process(self, stdin: bytes, limits: Limits) -> Ended:
-        """A process that ended by itself before it came to the program is none of the program's doing."""
-        ended = await self._tried(stdin, limits)
-        if ended.cause == "exit" and not self._loaded.exists():
-            self._compiled = await self._made_anew(self._compiled)
+        """A process that ended by itself before it came to the program is none of the program's doing.
+
+        Where earlier programs left more files than there may be, this one may remove some, and add none.
+        """
+        if self._over():
+            size, count = _taken(self._root)
+            self._most = max(size + _OWN_BYTES, self._disk[0]), max(count + _OWN_FILES, self._disk[1])
+        try:
             ended = await self._tried(stdin, limits)
+            if ended.cause == "exit" and not self._loaded.exists():
+                self._compiled = await self._made_anew(self._compiled)
+                ended = await self._tried(stdin, limits)
+        finally:
+            self._most = self._disk
         if ended.cause == "exit" and not self._begun.exists():
             raise InfrastructureError(f"the WASI interpreter does not start: {_last_line(ended)}")
         return ended
@@ -227,7 +240,8 @@ class _Session(FolderSession):
 
     def _over(self, process: int | None = None) -> bool:
         held = [] if process is None else _unlinked(process, self._root)
-        return _more_than(self._root, self._disk_bytes - sum(held), self._disk_files - len(held))
+        size, count = self._most
+        return _more_than(self._root, size - sum(held), count - len(held))
 
 
 def _worker(limits: Limits, *words: str) -> list[str]:
@@ -267,6 +281,19 @@ def _unlinked(process: int, folder: Path) -> list[int]:
                 if stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_dev == device:
                     held[found.st_ino] = found.st_blocks * 512
     return list(held.values())
+
+
+def _taken(folder: Path) -> tuple[int, int]:
+    """Bytes that what is below a folder takes, and how many files and folders it is; not what is too deep to be had."""
+    size = count = 0
+    for inside, folders, names, descriptor in os.fwalk(folder):
+        for name in (*folders, *names):
+            count += 1
+            with contextlib.suppress(OSError):
+                size += os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
+        if inside.count("/") - str(folder).count("/") > files.DEEPEST:
+            folders.clear()
+    return size, count
 
 
 def _more_than(folder: Path, size: int, count: int) -> bool:
