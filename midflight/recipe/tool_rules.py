@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -10,7 +11,7 @@ from midflight.errors import UserError, did_you_mean
 from midflight.recipe.config import IdleKey, Recipe, RecipeError
 from midflight.recipe.validating import show
 from midflight.sandbox.options import SandboxOptions
-from midflight.sandbox.workspace import StartFiles
+from midflight.sandbox.workspace import StartFiles, keep_problem
 from midflight.tools import BUILTIN, ToolOptions, read_options
 from midflight.tools.mcp import McpServer
 from midflight.tools.own import is_own, load_own
@@ -81,7 +82,7 @@ def _check_engine(recipe: Recipe, key: str, name: str | None, option: str) -> No
 
 
 def check_sandbox(recipe: Recipe) -> None:
-    """Refuse settings of the sandbox that do nothing, and a folder that is not there or that no workspace has room for.
+    """Refuse settings of the sandbox that do nothing, and folders that a workspace cannot begin with or be kept in.
 
     Raises:
         RecipeError: the first thing that is wrong.
@@ -92,12 +93,12 @@ def check_sandbox(recipe: Recipe) -> None:
         raise IdleKey(
             "agent.sandbox", f"agent.sandbox: does nothing without one of the tools {', '.join(sandboxed)}", "remove it"
         )
-    if options.files is not None and not Path(options.files).is_dir():
+    if options.files is not None and not os.path.isdir(options.files):
         raise RecipeError(f"agent.sandbox.files = {options.files}: no such folder; name one, or leave it out")
     if options.files is not None and (problem := StartFiles(Path(options.files)).problem(options)):
         raise RecipeError(f"agent.sandbox.files = {options.files}: {problem}")
-    if options.keep is not None and Path(options.keep).exists() and not Path(options.keep).is_dir():
-        raise RecipeError(f"agent.sandbox.keep = {options.keep}: is a file; name a folder, or leave it out")
+    if options.keep is not None and (problem := keep_problem(Path(options.keep))):
+        raise RecipeError(f"agent.sandbox.keep = {show(options.keep)}: {problem}")
 
 
 def check_servers(recipe: Recipe) -> None:

@@ -128,6 +128,14 @@ def _content(path: Path) -> bytes:
         raise InfrastructureError(f"agent.sandbox.files: {path}: {error}") from error
 
 
+def keep_problem(keep: Path) -> str:
+    """Why no workspace can be kept in a folder, and what to do; empty where it can, as far as one sees before."""
+    there = next(place for place in (keep, *keep.parents) if os.path.exists(place))
+    if not os.path.isdir(there):
+        return f"{there} is no folder; name one, or leave it out"
+    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written; name another, or leave it out"
+
+
 class Workspace:
     """Use it as an asynchronous context manager.
 

@@ -123,6 +123,7 @@ def test_options_choose_one_sandbox_for_all_tools() -> None:
 
 
 PACKAGE = "agent.sandbox.packages.0 = {}: must be the name of a distribution alone, such as numpy"
+NO_FOLDER = "is no folder; name one, or leave it out"
 
 
 @pytest.mark.parametrize(
@@ -135,11 +136,11 @@ PACKAGE = "agent.sandbox.packages.0 = {}: must be the name of a distribution alo
         ("agent.sandbox.packages=['']", PACKAGE.format("''")),
         ("agent.sandbox.files=''", "agent.sandbox.files = '': must be the path of a folder"),
         ('agent.sandbox.keep="/a\\0b"', 'agent.sandbox.keep = "/a\\0b": must be the path of a folder'),
-        (
-            f"agent.sandbox.keep={__file__}",
-            f"agent.sandbox.keep = {__file__}: is a file; name a folder, or leave it out",
-        ),
         ("agent.sandbox.files=/nope", "agent.sandbox.files = /nope: no such folder; name one, or leave it out"),
+        (
+            f"agent.sandbox.keep={ROOT}/README.md/a",
+            f"agent.sandbox.keep = {ROOT}/README.md/a: {ROOT}/README.md {NO_FOLDER}",
+        ),
     ],
 )
 def test_a_wrong_option_is_one_line(override: str, said: str) -> None:
