@@ -50,6 +50,10 @@ class PythonOptions(WorkspaceOptions):
     def _writer(self) -> Self:
         if self.engine is not None and not self.from_task:
             raise ValueError("engine writes programs from tasks: set from_task=true, or leave engine out")
+        if "max_tokens" in self.model_fields_set and not self.from_task:
+            raise ValueError(
+                "max_tokens is of programs written from tasks: set from_task=true, or leave max_tokens out"
+            )
         return self
 
     @property

@@ -13,12 +13,12 @@ from midflight.agent import AgentFlow, DirectExecutor, LastResultGenerator, LLMP
 from midflight.agent.types import StopReason
 from midflight.engines.base import EngineError, FinishReason, GenerateRequest, Generation
 from midflight.engines.scripted import ScriptedEngine
-from midflight.errors import InfrastructureError
+from midflight.errors import InfrastructureError, UserError
 from midflight.sandbox import Limits
 from midflight.sandbox.bubblewrap import Box, BubblewrapSandbox
 from midflight.sandbox.unsafe import UnsafeSandbox
-from midflight.tools import ErrorKind, Scope, ToolResult, Toolset
-from midflight.tools.programs.python import FORGOTTEN, FORGOTTEN_BEFORE, PythonTool, program_of
+from midflight.tools import ErrorKind, Scope, ToolResult, Toolset, read_options
+from midflight.tools.programs.python import FORGOTTEN, FORGOTTEN_BEFORE, PythonOptions, PythonTool, program_of
 from midflight.tools.programs.workspace import workspace_tools
 from tests.sandbox.ready import need_bubblewrap
 
@@ -155,6 +155,23 @@ def test_the_planner_is_told_what_programs_may_import(packages: tuple[str, ...],
     )
     told = "standard library alone" if not packages else f"standard library with {told}"
     assert f"There is the {told}, and no network." in tool._system()
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"engine": "a"}, "engine writes programs from tasks: set from_task=true, or leave engine out"),
+        (
+            {"max_tokens": 1024},
+            "max_tokens is of programs written from tasks: set from_task=true, or leave max_tokens out",
+        ),
+    ],
+)
+def test_options_of_writing_are_refused_where_nothing_is_written(option: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_options(PythonOptions, option, "agent.tool_options.python")
+    assert str(caught.value) == f"agent.tool_options.python = {option}: {told}"
+    assert read_options(PythonOptions, {**option, "from_task": True}, "agent.tool_options.python").from_task
 
 
 def test_a_program_is_taken_out_of_its_fence() -> None:
