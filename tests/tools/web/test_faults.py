@@ -55,7 +55,7 @@ def ddgs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     async def here(function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.to_thread(function, *arguments, "duckduckgo")
 
-    monkeypatch.setattr(providers, "run_in_worker", here)
+    monkeypatch.setattr(providers, "wait_in_worker", here)
 
 
 def good(adapter: str, received: Received) -> Reply:
