@@ -131,6 +131,8 @@ def _named(annotation: Any) -> str:
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(f"`{part}`" for part in parts)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _named(parts[0])
     if typing.get_origin(annotation) is dict:
         return "section"
     if typing.get_origin(annotation) is tuple:
