@@ -13,7 +13,7 @@ from referencing.jsonschema import EMPTY_REGISTRY
 
 from midflight.building import Closable, context_of, tool_engine
 from midflight.engines.base import Engine
-from midflight.errors import UserError
+from midflight.errors import UserError, did_you_mean
 from midflight.progress import Progress
 from midflight.recipe import Recipe, load_recipe
 from midflight.rendering import printable
@@ -73,7 +73,7 @@ def try_tool(
         tool = toolset.get(own)
         if tool is None or own == FINISH:
             raise UserError(f"{name}: no such tool; there are: {', '.join((*toolset.names[:-1], *BUILTIN))}")
-        values = dict(_value(tool, *_pair(argument)) for argument in arguments)
+        values = dict(_value(tool, *pair) for pair in _pairs(arguments))
         reason = toolset.validate(own, values)
         if reason is not None:
             described = ", ".join(tool.parameters.get("properties", {}))
@@ -106,9 +106,10 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Too
         for place in filter(is_own, agent.tools):
             names = [place if one == load_own(place).name else one for one in names]
     if names and names[0] not in BUILTIN and not is_own(names[0]):
-        raise UserError(f"{name}: no such tool; there are: {', '.join(BUILTIN)}")
+        known = [*BUILTIN, *(_of_recipe(loaded) if loaded is not None else ())]
+        raise UserError(f"{name}: no such tool; {did_you_mean(name, known)}there are: {', '.join(known)}")
     key = load_own(names[0]).name if names and is_own(names[0]) else name
-    for one, value in map(_pair, options):
+    for one, value in _pairs(options):
         given[key] = {**given.get(key, {}), one: _yaml(one, value)}
     engines: dict[str | None, Engine] = {}
     closing: list[Closable] = []
@@ -128,11 +129,22 @@ def _toolset(name: str, options: Sequence[str], recipe: str | None) -> tuple[Too
         raise
 
 
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UserError(f"{text}: write key=value")
-    return key, value
+def _of_recipe(recipe: Recipe) -> list[str]:
+    """The tools of a recipe that are not built in, by the names that they are run by; of a server that is not asked."""
+    own = [load_own(place).name for place in filter(is_own, recipe.agent.tools)]
+    return [*own, *(f"{server}.TOOL" for server in recipe.agent.mcp_servers)]
+
+
+def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UserError(f"{text}: write key=value")
+        if key in found:
+            raise UserError(f"{key}={one_line(value)}: {key} is given twice; leave one out")
+        found[key] = value
+    return list(found.items())
 
 
 def _value(tool: Tool, key: str, text: str) -> tuple[str, Any]:

@@ -113,7 +113,10 @@ def read_options(model: type[Options], data: object, key: str) -> Options:
         first = error.errors(include_url=False)[0]
         path = ".".join([key, *(str(part) for part in first["loc"])])
         if first["type"] == "missing":
-            raise UserError(f"{path}: missing; the recipe must set it") from None
+            option = f"-o {path.removeprefix(f'{key}.')}=VALUE"
+            raise UserError(f"{path}: missing; set it in the recipe, or give 'midflight tools run' {option}") from None
+        if first["type"] in ("tuple_type", "list_type"):
+            raise UserError(f"{path} = {first['input']}: must be a list; write [{first['input']}]") from None
         message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         raise UserError(f"{path} = {first['input']}: {message}") from None
     if options.cache_hours is not None and not model.cacheable:

@@ -238,12 +238,21 @@ def test_tools_of_a_server_by_the_recipe(capsys: pytest.CaptureFixture[str], fol
     )
     arguments = ("run", "shop.price", "item=fig", "count=2", "--recipe", "r.yaml")
     assert output(capsys, *arguments) == (0, "2 x fig: 6\n", "")
+    code, _, error = output(capsys, "run", "price", "--recipe", "r.yaml")
+    assert code == 2 and error.endswith(", shop.TOOL\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["calculater", "expression=1"], "calculater: no such tool; there are: calculator, capital"),
+        (
+            ["calculater", "expression=1"],
+            "calculater: no such tool; did you mean calculator? there are: calculator, capital",
+        ),
+        (["capital", "country=Peru", "country=Chile"], "country=Chile: country is given twice; leave one out"),
+        (["capital", "country=Peru", "-o", "seconds=1", "-o", "seconds=2"], "seconds=2: seconds is given twice"),
+        (["sql", "query=SELECT 1", "-o", "files=a.csv"], "agent.tool_options.sql.files = a.csv: must be a list; write"),
+        (["sql", "query=SELECT 1"], "agent.tool_options.sql.files: missing; set it in the recipe, or give 'midflight "),
         (["calculator"], "calculator: 'expression' is a required property; write key=value for: expression"),
         (["calculator", "expression"], "expression: write key=value"),
         (["calculator", "expression=1", "more=2"], "calculator: Additional properties are not allowed"),

@@ -143,3 +143,15 @@ def test_the_beginning_of_a_key_before_a_cut_is_hidden() -> None:
         expected = f"a {key[:length]}..." if length < 4 else "a [key]..."
         assert redact_cut(f"a {key[:length]}...", [key]) == expected
     assert redact_cut("a sk-0123", [key]) == "a sk-0123"
+
+
+def test_the_whole_text_that_a_tool_brings_itself_is_hidden_too() -> None:
+    class Brings:
+        name, description = "brings", "a part of a text"
+        parameters: dict[str, Any] = {"type": "object"}
+
+        async def call(self, arguments: Any, seconds: float) -> ToolResult:
+            return ToolResult(f"part {PARTS[0]}", whole=f"all {PARTS[0]} of it")
+
+    found = asyncio.run(HidingTool(Brings(), PARTS).call({}, 5.0))
+    assert found == ToolResult("part [key]", whole="all [key] of it")

@@ -131,7 +131,8 @@ def test_tools_given_as_objects_take_limits(recipe: str) -> None:
         ("agent.tools=['../mine.py:HOW_MANY']", "agent.tools: {work}/../mine.py:HOW_MANY: not a tool but int"),
         (
             "agent.tools=[corpus_search]",
-            "agent.tool_options.corpus_search.folder: missing; the recipe must set it",
+            "agent.tool_options.corpus_search.folder: missing; set it in the recipe, or give 'midflight tools run' "
+            "-o folder=VALUE",
         ),
         (
             "agent.tools=['nosuch.module:x']",

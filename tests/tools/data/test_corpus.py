@@ -322,5 +322,5 @@ def test_a_broken_index_is_infrastructure(folder: Path) -> None:
 def test_a_folder_that_is_not_there_is_told_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder; give another in agent.tool_options.corpus_search.folder"):
         made(tmp_path / "none")
-    with pytest.raises(UserError, match="agent.tool_options.corpus_search.folder: missing; the recipe must set it"):
+    with pytest.raises(UserError, match="agent.tool_options.corpus_search.folder: missing; set it in the recipe"):
         make_toolset(["corpus_search"])
