@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from midflight.tools.base import InfrastructureError, ToolError
+from midflight.tools.base import InfrastructureError, ToolError, TransientError
 from midflight.tools.data.reader import KINDS, PDF, read_each
 from midflight.tools.reading.passages import TOKENIZER, match_expression
 
@@ -73,12 +73,24 @@ def opened(folder: str, index: str) -> Iterator[sqlite3.Connection]:
     """The index of a folder, for this process alone meanwhile; the lock ends with the process.
 
     Raises:
+        TransientError: the index is damaged; it is removed, and the next search makes it anew.
         InfrastructureError: what is done inside cannot read the folder, or not write the index.
     """
     try:
         Path(index).parent.mkdir(parents=True, exist_ok=True)
-        with _locked(index), closing(sqlite3.connect(index, isolation_level=None)) as connection:
-            yield connection
+        with _locked(index):
+            try:
+                with closing(sqlite3.connect(index, isolation_level=None)) as connection:
+                    yield connection
+            except sqlite3.DatabaseError as error:
+                if type(error) is not sqlite3.DatabaseError:  # those below it: a full disk, no rights
+                    raise
+                for file in (index, f"{index}-wal", f"{index}-shm", f"{index}-journal"):
+                    Path(file).unlink(missing_ok=True)
+                raise TransientError(
+                    f"corpus_search: the index {index} was damaged ({error}); it is removed, the next search makes "
+                    "another"
+                ) from error
     except (OSError, sqlite3.Error) as error:
         raise InfrastructureError(f"corpus_search: {folder} or its index {index}: {error}") from error
 

@@ -17,6 +17,7 @@ import pytest
 
 from midflight.errors import UserError
 from midflight.tools import ErrorKind, InfrastructureError, Tool, ToolContext, ToolError, ToolResult, make_toolset
+from midflight.tools.base import TransientError
 from midflight.tools.data import index as corpus
 from midflight.tools.data import reader
 from midflight.tools.data.index import index_name, search
@@ -258,6 +259,19 @@ def test_files_that_cannot_be_read_are_told_in_every_search_until_they_can(folde
         (folder / f"{name}.txt").unlink()
     (folder / "g.txt").write_text("valleys, now")
     assert look(folder, "mountains").text == found
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 600), (4096, 8192)], ids=["header", "pages"])
+def test_a_damaged_index_is_made_anew(folder: Path, tmp_path: Path, start: int, size: int) -> None:
+    place = tmp_path / "corpora" / "one.sqlite"
+    asked = (str(folder), str(place), "mountains", "", 3, 60.0)
+    found = search(*asked)
+    with place.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xff" * size)
+    with pytest.raises(TransientError, match=r"one\.sqlite was damaged \(.*\); it is removed, the next"):
+        search(*asked)
+    assert search(*asked) == found
 
 
 def test_a_file_whose_name_is_no_text_is_passed_over_and_told(folder: Path) -> None:
