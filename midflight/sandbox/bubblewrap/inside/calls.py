@@ -301,6 +301,11 @@ def is_dead(process: int) -> bool:
     return _stat(process)[:1] in ([], [b"Z"], [b"X"])
 
 
+def is_stopped(process: int) -> bool:
+    """Whether it is, and not on its way to its end: a signal that kills has it run again."""
+    return _stat(process)[:1] == [b"T"]
+
+
 def seconds_of(process: int) -> float:
     """Processor time of a process and of its ended children; 0 when it is gone."""
     return sum(map(int, _stat(process)[11:15])) / _TICKS_PER_SECOND

@@ -139,6 +139,8 @@ def end_others(kept: int | None) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
         time.sleep(0.0005)
+    while kept is not None and not calls.is_stopped(kept) and not calls.is_dead(kept):  # another may have killed it
+        time.sleep(0.0005)
 
 
 def _confine(limits: dict[str, Any], memory: int, instructions: bytes) -> None:
