@@ -73,10 +73,14 @@ class LiteLLMEngine(TextEngine):
 
 
 def _said(error: BaseException | None) -> tuple[bool, float]:
-    """Whether waiting does not help, and the seconds to wait: LiteLLM's error has neither, those it came of have."""
+    """Whether waiting does not help, and the seconds to wait: LiteLLM's error has neither, those it came of have.
+
+    The code of a failure is in the text of some, and in the JSON body alone of others.
+    """
     for_good, wait = False, 0.0
     while error is not None:
-        for_good = for_good or any(code in str(error) for code in FOR_GOOD)
+        said = f"{error} {getattr(error, 'body', None)}"
+        for_good = for_good or any(code in said for code in FOR_GOOD)
         headers = getattr(getattr(error, "response", None), "headers", None) or {}
         wait = wait or retry_after(headers.get("retry-after") or "")
         error = error.__context__

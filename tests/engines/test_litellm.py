@@ -26,8 +26,9 @@ class TooLong(Exception):
 
 
 class Failure(Exception):
-    def __init__(self, status_code: int, said: str = "", **headers: str) -> None:
+    def __init__(self, status_code: int, said: str = "", body: dict[str, str] | None = None, **headers: str) -> None:
         super().__init__(f"status {status_code} for {KEY} {said}")
+        self.body = body
         self.status_code = status_code
         self.response = types.SimpleNamespace(headers=headers)
 
@@ -96,9 +97,12 @@ async def test_what_will_not_pass_is_final_and_does_not_show_the_key(asked: list
 async def test_a_spent_quota_is_not_waited_for_and_a_time_that_is_named_is(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(EngineGaveUp, match="status 429 for"):
-        await text(Failure(429, '{"code": "insufficient_quota"}'), chat())
-    assert len(asked) == 1
+    for spent in (Failure(429, '{"code": "insufficient_quota"}'), Failure(429, body={"code": "insufficient_quota"})):
+        asked.clear()
+        with pytest.raises(EngineGaveUp, match="status 429 for"):
+            await text(spent, chat())
+        assert len(asked) == 1
+    asked.clear()
     waits: list[float] = []
     monkeypatch.setattr(Patience, "_wait", lambda self, count, retry_after: waits.append(retry_after) or 0.0)
     until = email.utils.formatdate(time.time() + 30, usegmt=True)
