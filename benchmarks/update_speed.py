@@ -1,7 +1,8 @@
 """One update of the planner: packed as the trainer does it, against padded rows and against TRL, on the same rows.
 
 Usage: python benchmarks/update_speed.py [--run RUN_DIR --step N] [--repeats 3] [--micro-batches 2 4 8 16]
-           [--trl-python PATH] [--no-memory] [--json] [key=value ...]
+           [--peers plain_peft trl trl_bfloat16 trl_as_shipped] [--trl-python PATH] [--no-memory] [--json]
+           [key=value ...]
        python benchmarks/update_speed.py --sweep [--plot FILE] [--json] [key=value ...]
 
 The rows are those of a stored step of a run, with the run's recipe; without --run, of one step of the quickstart that
@@ -16,7 +17,8 @@ ours packs as well. A round times ours and then another way, and compares these 
               without gradient checkpointing, its head at the completions only; also in bfloat16 (autocast), and as
               shipped, which on a CPU scores all of the prompts too
 
-Each runs at the fastest of the micro-batches, found on SAMPLE rows.
+Each runs at the fastest of the micro-batches, found on SAMPLE rows. --peers names those timed beside padded. What a
+round found goes to standard error as it ends, so that a run cut off is not for nothing.
 
 Prints one object (as text without --json); a peer that is not installed gives null:
   speedup_vs_padded, speedup_vs_plain_peft, speedup_vs_trl, speedup_vs_trl_bfloat16, speedup_vs_trl_as_shipped
@@ -66,6 +68,7 @@ from midflight.recipe import Recipe, load_recipe, resolved
 SAMPLE = 16
 """Rows that the micro-batch is chosen on."""
 MAX_GAP = 1e-4
+PEERS = ("plain_peft", *WAYS)
 PLOT = Path(__file__).resolve().parent.parent / "docs" / "plots" / "update_speed.png"
 
 
@@ -89,6 +92,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--recipe", default="quickstart", help="where no run is given")
     parser.add_argument("--repeats", type=positive, default=3, help="rounds")
     parser.add_argument("--micro-batches", nargs="+", type=positive, default=[2, 4, 8, 16])
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="what is timed beside padded")
     parser.add_argument("--trl-python", help="the python of an environment that has trl and peft")
     parser.add_argument("--no-memory", action="store_true", help="leave out the peak memory, which only Linux tells")
     parser.add_argument("--sweep", action="store_true", help="cost by group size, turns and memory, and its plot")
@@ -163,6 +167,7 @@ class Rounds:
             self.ratios.setdefault(way, []).append(theirs / mine)
             self.shares.append(self.flops / mine / now)
             self.rates.append(now)
+            note(f"{way}: {theirs:.1f} s, ours {mine:.1f} s just before: {theirs / mine:.2f} x")
 
     def speedup(self, way: str) -> float | None:
         return statistics.median(self.ratios[way]) if way in self.ratios else None
@@ -170,9 +175,10 @@ class Rounds:
 
 def compare(recipe: Recipe, given: Sequence[Row], options: argparse.Namespace) -> dict[str, Any]:
     """The object of the module's docstring."""
-    python = find_python(options.trl_python)
+    wanted = any(way in options.peers for way in WAYS)
+    python = find_python(options.trl_python) if wanted else None
     bench = load_bench(recipe)
-    if python is None:
+    if wanted and python is None:
         note(INSTALL)
     rows = on_policy(bench, given)
     gaps = checked_gaps(bench, rows, min(options.micro_batches))
@@ -182,6 +188,8 @@ def compare(recipe: Recipe, given: Sequence[Row], options: argparse.Namespace) -
     rounds = Rounds(lambda: seconds(lambda: packed_update(bench, rows)), rate.measure, flops)
     sizes: dict[str, int] = {}
     for way, using in (("padded", bench.merged), ("plain_peft", bench.unmerged)):
+        if way != "padded" and way not in options.peers:
+            continue
         note(f"{way}: choosing the micro-batch")
         sizes[way] = choose_padded(bench, rows, options.micro_batches, using)
         rounds.time(way, partial(time_padded, bench, rows, sizes[way], using), options.repeats)
@@ -190,7 +198,7 @@ def compare(recipe: Recipe, given: Sequence[Row], options: argparse.Namespace) -
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if python is not None:
-            for way in WAYS:  # one process at a time: each holds gigabytes
+            for way in filter(options.peers.__contains__, WAYS):  # one process at a time: each holds gigabytes
                 note(f"{way}: choosing the micro-batch")
                 sizes[way] = choose_trl(python, recipe, rows, options.micro_batches, way, folder)
                 with trl_update(python, recipe, rows, sizes[way], way, folder) as (said, step):

@@ -112,6 +112,7 @@ def test_a_round_compares_a_peer_with_ours_just_before_it():
         (["--repeats", "0"], "argument --repeats: 0 is not a whole number of at least 1"),
         (["--micro-batches", "4", "x"], "argument --micro-batches: x is not a whole number of at least 1"),
         (["--speed"], "unrecognized arguments: --speed"),
+        (["--peers", "verl"], "argument --peers: invalid choice: 'verl'"),
         (["--run", "somewhere"], "--run and --step: give both, or neither to make the rows now"),
         (["--run", "examples", "--step", "1"], "examples: "),
         (["training.pack_token=3"], "training.pack_token"),
@@ -326,6 +327,11 @@ def test_json_has_every_figure_and_null_for_a_peer_that_is_not_there(recipe, few
     ]  # fmt: skip
     text = update_speed.render(found)
     assert "5 rows" in text and "packs of 192, 4 x the rows: 192.40 GB" in text
+    assert update_speed.main(["--json", "--repeats", "1", "--micro-batches", "2", "--no-memory", "--peers", "trl"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert found["speedup_vs_plain_peft"] is None and found["seconds"].keys() == {"ours", "padded"}
+    assert f"{found['speedup_vs_padded']:.2f} x\n" in printed.err
 
 
 @model
