@@ -16,7 +16,7 @@ from typing import Any
 
 from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, Message, PromptTooLong
 from midflight.engines.http import Client, Ledger, Malformed, NotThere, Prices, PromptRefused, said_tokens
-from midflight.engines.local.grammar import Masks
+from midflight.engines.local.grammar import GrammarError, Masks
 from midflight.engines.local.models import pretrained, read_tokenizer
 from midflight.engines.local.prompts import PromptEncoder
 from midflight.engines.served import GUIDANCE, Endpoint, ServedEngine
@@ -146,7 +146,7 @@ class VllmEngine(ServedEngine):
         """Raises Malformed where the answer is not of this request, or not whole."""
         choice = _choice(answer)
         if answer.get("model") != weights.model:
-            raise Malformed(f"weights of {str(answer.get('model'))[:80]!r}, not of {weights.model!r}")
+            raise Malformed(f"weights of {_shown(answer.get('model'))}, not of {weights.model!r}")
         if choice.get("prompt_token_ids") not in (None, list(prompt)):
             raise Malformed("another prompt's ids")
         ids, logprobs = _drawn(choice)
@@ -155,9 +155,10 @@ class VllmEngine(ServedEngine):
             raise Malformed("a token id outside the model's vocabulary")
         if not 1 <= len(ids) <= most:
             raise Malformed(f"{len(ids)} tokens where 1 to {most} were asked for")
-        finish = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(str(choice.get("finish_reason")))
-        if finish is None:
-            raise EngineGaveUp(f"{self.name}: ended for the reason {str(choice.get('finish_reason'))[:40]!r}")
+        reason = choice.get("finish_reason")
+        if reason not in ("stop", "length"):
+            raise EngineGaveUp(f"{self.name}: ended for the reason {_shown(reason)}")
+        finish = FinishReason(reason)
         forced: tuple[bool, ...] = (False,) * len(ids)
         if request.grammar is not None:
             ids, forced = self._forced(request.grammar, ids)
@@ -178,7 +179,10 @@ class VllmEngine(ServedEngine):
 
     def _forced(self, grammar: str, ids: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """The ids up to the grammar's end, and where it left no choice. vLLM draws an end token behind that end."""
-        matcher = self._masks.start(grammar)
+        try:
+            matcher = self._masks.start(grammar)
+        except GrammarError as error:  # of another version of llguidance than the server's
+            raise EngineGaveUp(f"{self.name}: the server took a grammar that cannot be read here: {error}") from None
         forced: list[bool] = []
         for position, token in enumerate(ids):
             if matcher.is_stopped():
@@ -298,7 +302,7 @@ class VllmEngine(ServedEngine):
         def read(answer: Any) -> list[float]:
             found = _choice(answer).get("prompt_logprobs")
             if answer.get("model") != model:
-                raise Malformed(f"weights of {str(answer.get('model'))[:80]!r}, not of {model!r}")
+                raise Malformed(f"weights of {_shown(answer.get('model'))}, not of {model!r}")
             if not isinstance(found, list) or len(found) != len(ids):
                 raise Malformed("no log-prob for each token of the prompt")
             try:
@@ -337,9 +341,17 @@ def _refused(error: EngineGaveUp) -> bool:
 
 def _served(answer: Any) -> list[str]:
     models = answer.get("data") if isinstance(answer, Mapping) else None
-    if not isinstance(models, list) or not all(isinstance(one, Mapping) and "id" in one for one in models):
+    if not isinstance(models, list) or not all(isinstance(one, Mapping) for one in models):
         raise Malformed("no list of models")
-    return [str(one["id"]) for one in models]
+    names = [one.get("id") for one in models]
+    if not all(isinstance(name, str) for name in names):
+        raise Malformed("no name of each model")
+    return names
+
+
+def _shown(value: object) -> str:
+    """What a server said in place of a word: only of a text more than its type, the rest may be nested deep."""
+    return repr(value[:80]) if isinstance(value, str) else "none" if value is None else f"a {type(value).__name__}"
 
 
 def _choice(answer: Any) -> Mapping[str, Any]:

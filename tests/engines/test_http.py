@@ -259,6 +259,19 @@ async def test_a_wrong_schema_is_tried_again() -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_fails_in_reading_an_answer_is_no_bad_json() -> None:
+    async with served(ok({"a": 1})) as server:
+        for failure in (ValueError, RecursionError, KeyError):
+
+            def read(answer: Any, failure: type[Exception] = failure) -> Any:
+                raise failure("a fault of ours")
+
+            with pytest.raises(failure, match="a fault of ours"):
+                await client(server).ask("/x", {}, read)
+        assert len(server.requests) == 3
+
+
+@pytest.mark.asyncio
 async def test_a_retry_after_may_be_a_date() -> None:
     until = email.utils.formatdate(time.time() + 30, usegmt=True)
     (waited,) = await slept(error(503, **{"Retry-After": until}), ok({}), limits=Limits(backoff=0.001))

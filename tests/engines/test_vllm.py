@@ -329,6 +329,22 @@ def test_a_token_outside_of_the_vocabulary_is_no_answer(model: Path, vocabulary:
     asyncio.run(all_of_it())
 
 
+def test_a_grammar_that_the_server_alone_reads_is_asked_for_once_and_paid_for(model: Path) -> None:
+    async def all_of_it() -> None:
+        answer = {"model": "tiny", "choices": [GOOD], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
+        ledger = Ledger()
+        async with served(ok(answer)) as double:
+            engine = remote(double.base_url, model, retries=3, ledger=ledger)
+            request = GenerateRequest(MESSAGES, Sampling(max_tokens=3), "start: nonsense")
+            told = "^sampler: the server took a grammar that cannot be read here: grammar does not compile: "
+            with pytest.raises(EngineGaveUp, match=told):
+                await engine.generate(request)
+            assert len(double.requests) == 1
+        assert ledger.total == Usage(prompt_tokens=9, completion_tokens=2)
+
+    asyncio.run(all_of_it())
+
+
 def test_a_token_that_its_grammar_forbids_is_no_answer(model: Path) -> None:
     async def all_of_it() -> None:
         async with served(ok({"model": "tiny", "choices": [GOOD]})) as double:

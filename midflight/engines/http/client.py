@@ -86,11 +86,13 @@ class Client:
     async def _attempt(self, method: str, path: str, data: bytes, read: Callable[[Any], T]) -> T:
         reply = await self._reply(method, path, data)
         try:
-            return read(self._without_key(parsed(reply.body), reply.body))
-        except Malformed as error:
-            raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
+            answer = self._without_key(parsed(reply.body), reply.body)
         except (ValueError, RecursionError):
             raise Transient(f"{self.base_url}: the answer is not JSON ({len(reply.body)} bytes)") from None
+        try:
+            return read(answer)
+        except Malformed as error:
+            raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
 
     async def tell(self, path: str, body: Any) -> str:
         """Ask for something to be done; what the server says to it, on one line.
