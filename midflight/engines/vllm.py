@@ -164,7 +164,7 @@ class VllmEngine(ServedEngine):
             ids, forced = self._forced(request.grammar, ids)
             if any(only and value < -FORCED_TOLERANCE for value, only in zip(logprobs, forced, strict=False)):
                 raise Malformed("a choice where its grammar leaves none: the server draws under another mask")
-        ended = finish is FinishReason.STOP and bool(ids) and ids[-1] in self._ends
+        ended = finish is FinishReason.STOP and bool(ids) and ids[-1] in {*self._ends, _stopped_at(choice)}
         return Generation(
             text=self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False),
             finish_reason=finish,
@@ -359,6 +359,12 @@ def _choice(answer: Any) -> Mapping[str, Any]:
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
         raise Malformed("no list of one choice")
     return choices[0]
+
+
+def _stopped_at(choice: Mapping[str, Any]) -> int | None:
+    """The end token that vLLM names: one of generation_config.json beside the tokenizer's, or None."""
+    token = choice.get("stop_reason")
+    return token if type(token) is int else None
 
 
 def _drawn(choice: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, ...]]:
