@@ -133,39 +133,50 @@ class Patience:
         return max(retry_after, longest * (0.5 + 0.5 * self._jitter()))
 
     async def _turn(self, tokens: int, end: float) -> None:
-        """A slot, at a time when something may be asked.
+        """A slot, at a time when something may be asked; whoever waits for that time holds a slot already.
 
         Raises:
             EngineGaveUp: that is after `end`.
         """
-        if self._limited:
-            now = self._clock()
-            moment = now + max(pace.wait(now) for pace in self._paces)
-            if moment < end:  # else it takes nobody's place
-                for pace, amount in zip(self._paces, (1, tokens), strict=True):
-                    pace.take(now, amount)
-            await self._until(moment, end, "requests_per_minute and tokens_per_minute")
-        while True:
-            await self._until(self._closed_until, end, "the server's Retry-After")
-            if self._slots.locked():
-                try:
-                    async with asyncio.timeout(end - self._clock()):
-                        await self._slots.acquire()
-                except TimeoutError:
-                    raise self._too_late(f"concurrency = {self.limits.concurrency}") from None
-            else:
-                await self._slots.acquire()
-            if self._closed_until <= self._clock():
-                return
-            self._slots.release()  # the server closed while this waited
+        await self._slot(end)
+        try:
+            while True:
+                now = self._clock()
+                moment = self._place(now, tokens, end)
+                if moment > now:
+                    await self._sleep(moment - now)
+                if self._closed_until <= moment:
+                    return
+        except BaseException:
+            self._slots.release()
+            raise
 
-    async def _until(self, moment: float, end: float, what: str) -> None:
-        wait = moment - self._clock()
-        if wait <= 0:
+    async def _slot(self, end: float) -> None:
+        if not self._slots.locked():
+            await self._slots.acquire()
             return
-        if moment >= end:
-            raise self._too_late(what)
-        await self._sleep(wait)
+        try:
+            async with asyncio.timeout(end - self._clock()):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise self._too_late(f"concurrency = {self.limits.concurrency}") from None
+
+    def _place(self, now: float, tokens: int, end: float) -> float:
+        """When a request may leave; the paces then keep that time for it. One that comes too late takes nobody's."""
+        moment = now
+        if self._closed_until > moment:
+            moment = self._closed_until
+            if moment >= end:
+                raise self._too_late("the server's Retry-After")
+        if self._limited:
+            paced = max(pace.next for pace in self._paces)
+            if paced > moment:
+                moment = paced
+                if moment >= end:
+                    raise self._too_late("requests_per_minute and tokens_per_minute")
+            for pace, amount in zip(self._paces, (1, tokens), strict=True):
+                pace.take(moment, amount)
+        return moment
 
     def _too_late(self, what: str) -> EngineGaveUp:
         return EngineGaveUp(
@@ -178,12 +189,9 @@ class _Pace:
 
     def __init__(self, per_minute: float | None) -> None:
         self._seconds_each = 0.0 if per_minute is None else 60.0 / per_minute
-        self._next = 0.0
+        self.next = 0.0
+        """When more may be used."""
 
-    def wait(self, now: float) -> float:
-        """Seconds until more may be used."""
-        return max(0.0, self._next - now)
-
-    def take(self, now: float, amount: float) -> None:
-        """Use `amount` at that time."""
-        self._next = max(self._next, now - 1.0) + amount * self._seconds_each
+    def take(self, moment: float, amount: float) -> None:
+        """Use `amount` then."""
+        self.next = max(self.next, moment - 1.0) + amount * self._seconds_each
