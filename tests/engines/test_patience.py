@@ -92,3 +92,14 @@ async def test_what_waited_for_the_server_leaves_no_faster_than_the_limit() -> N
     limits = Limits(requests_per_minute=60)
     expected = [0.0, 0.0, 30.5, 30.5, *(31.5 + second for second in range(7))]
     assert await left(limits, [1] * 10, first_is_refused) == expected
+
+
+@pytest.mark.asyncio
+async def test_what_waited_for_the_server_leaves_spread_over_the_first_wait() -> None:
+    async def first_is_refused(number: int, timeline: Timeline) -> None:
+        if number == 0:
+            raise Transient("busy", 30.0)
+
+    chances = iter([0.9, *(number / 10 for number in range(8))])
+    times = await left(Limits(backoff=2.0), [1] * 9, first_is_refused, lambda: next(chances))
+    assert times == [0.0, 30.0, 30.2, 30.4, 30.6, 30.8, 31.0, 31.2, 31.4, 31.8]  # the last is the refused one

@@ -39,7 +39,8 @@ class Limits:
         attempt_seconds: time limit of one attempt.
         total_seconds: time limit of a request from when it is made: waiting for its turn, all attempts, the waits
             between them.
-        backoff: the first wait is up to so many seconds, and at least half; it doubles with each.
+        backoff: the first wait is up to so many seconds, and at least half; it doubles with each. Over so many seconds
+            those are spread, too, that wait for a time that the server named.
         most_backoff: no wait is longer, but for one that the server names.
     """
 
@@ -127,10 +128,12 @@ class Patience:
 
     def _wait(self, count: int, retry_after: float) -> float:
         """Seconds until the next attempt; what the server asks for holds for every request of the engine."""
+        chance = self._jitter()
         if retry_after > 0:
             self._closed_until = max(self._closed_until, self._clock() + retry_after)
+            retry_after += self.limits.backoff * chance
         longest: float = min(self.limits.backoff * 2.0 ** (count - 1), self.limits.most_backoff)
-        return max(retry_after, longest * (0.5 + 0.5 * self._jitter()))
+        return max(retry_after, longest * (0.5 + 0.5 * chance))
 
     async def _turn(self, tokens: int, end: float) -> None:
         """A slot, at a time when something may be asked; whoever waits for that time holds a slot already.
@@ -165,7 +168,7 @@ class Patience:
         """When a request may leave; the paces then keep that time for it. One that comes too late takes nobody's."""
         moment = now
         if self._closed_until > moment:
-            moment = self._closed_until
+            moment = self._closed_until + self.limits.backoff * self._jitter()
             if moment >= end:
                 raise self._too_late("the server's Retry-After")
         if self._limited:
