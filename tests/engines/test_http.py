@@ -13,7 +13,7 @@ import pytest
 
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http import Client, Limits, Malformed, NotThere, Patience, PromptRefused, Transient
-from midflight.engines.http.client import MOST_SAID, parsed, written
+from midflight.engines.http.client import MOST_SAID, parsed, retry_after, written
 from midflight.redacting import is_secret, redact, redact_all
 from midflight.server.wire import Answer
 from tests.engines.serving import Served, error, ok, served, whole
@@ -107,11 +107,14 @@ async def test_no_wait_goes_beyond_the_total_time() -> None:
     async with served(error(429, **{"Retry-After": "60"}), ok({})) as server:
         limits = Limits(total_seconds=50, attempt_seconds=50)
         asking = client(server, limits, clock=clock, sleep=clock.sleep, jitter=lambda: 0.5)
-        with pytest.raises(EngineGaveUp, match="another would come after total_seconds = 50"):
+        late = "would come after total_seconds = 50; set total_seconds above 61, and agent.max_seconds above that"
+        with pytest.raises(EngineGaveUp) as caught:
             await asking.ask("/x", {}, lambda answer: answer)
+        assert str(caught.value) == f"engine: {server.base_url}: HTTP 429: no (1 attempts; another {late})"
         assert clock.slept == [] and len(server.requests) == 1
-        with pytest.raises(EngineGaveUp, match="by the server's Retry-After, would come after total_seconds = 50"):
+        with pytest.raises(EngineGaveUp) as caught:
             await asking.ask("/x", {}, lambda answer: answer)  # of the same engine
+        assert str(caught.value) == f"engine: its turn, by the server's Retry-After, {late}"
         assert clock.slept == [] and len(server.requests) == 1
         clock.now += 20
         await asking.ask("/x", {}, lambda answer: answer)  # it waits as the server said
@@ -277,6 +280,11 @@ async def test_a_retry_after_may_be_a_date() -> None:
     until = email.utils.formatdate(time.time() + 30, usegmt=True)
     (waited,) = await slept(error(503, **{"Retry-After": until}), ok({}), limits=Limits(backoff=0.001))
     assert 25 < waited <= 30.001
+
+
+@pytest.mark.parametrize("said", ["1e9", "inf", "Thu, 01 Jan 2099 00:00:00 GMT"])
+def test_no_retry_after_is_longer_than_a_day(said: str) -> None:
+    assert retry_after(said) == 86_400.0
 
 
 @pytest.mark.asyncio

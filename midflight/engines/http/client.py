@@ -190,12 +190,12 @@ def _line(said: str) -> str:
 
 
 def retry_after(value: str) -> float:
-    """Seconds, from a number or a date; 0 where it says neither."""
+    """Seconds, from a number or a date, at most a day; 0 where it says neither."""
     try:
-        return max(0.0, min(float(value), 86_400.0))
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (TypeError, ValueError, OverflowError):
+            return 0.0
+    return max(0.0, min(seconds, 86_400.0))

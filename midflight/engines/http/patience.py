@@ -7,6 +7,7 @@ retries; a request is tried again only where the same request may succeed, and n
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -102,15 +103,14 @@ class Patience:
                 wait = self._wait(count, error.retry_after)
                 failed = f"{self._name}: {error}"
                 spent = self._clock() - began
+                named = error.retry_after > 0
             finally:
                 self._slots.release()
             if count > self.limits.retries:
                 raise EngineGaveUp(f"{failed} ({count} attempts in {spent:.1f} s)")
             if spent + wait >= self.limits.total_seconds:
-                raise EngineGaveUp(
-                    f"{failed} ({count} attempts; another would come after total_seconds = "
-                    f"{self.limits.total_seconds:g})"
-                )
+                late = f"another would come after total_seconds = {self.limits.total_seconds:g}"
+                raise EngineGaveUp(f"{failed} ({count} attempts; {late}{_enough(spent + wait) if named else ''})")
             await self._sleep(wait)
             await self._turn(tokens, end)
 
@@ -170,7 +170,8 @@ class Patience:
         if self._closed_until > moment:
             moment = self._closed_until + self.limits.backoff * self._jitter()
             if moment >= end:
-                raise self._too_late("the server's Retry-After")
+                late = self._too_late("the server's Retry-After")
+                raise EngineGaveUp(f"{late}{_enough(moment - end + self.limits.total_seconds)}")
         if self._limited:
             paced = max(pace.next for pace in self._paces)
             if paced > moment:
@@ -185,6 +186,11 @@ class Patience:
         return EngineGaveUp(
             f"{self._name}: its turn, by {what}, would come after total_seconds = {self.limits.total_seconds:g}"
         )
+
+
+def _enough(seconds: float) -> str:
+    """What to set where the server names a time that is too late."""
+    return f"; set total_seconds above {math.ceil(seconds)}, and agent.max_seconds above that"
 
 
 class _Pace:
