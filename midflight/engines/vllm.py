@@ -226,20 +226,9 @@ class VllmEngine(ServedEngine):
             "structured_outputs": {"grammar": _FORCED},
         }
         try:
-            _, logprobs = await self._apart(
-                "check", body, lambda answer: drawn_tokens(only_choice(answer)), bounded=True
-            )
+            logprobs = await self._checked(body, key)
         except BudgetSpent as error:
             raise UserError(f"{error}; the check of the server takes more, so set a larger one") from None
-        except EngineGaveUp as error:
-            if _refused(error):
-                raise UserError(
-                    f"{key} takes no Lark grammars; start it with "
-                    f'--structured-outputs-config \'{{"backend": "guidance"}}\' ({error})'
-                ) from None
-            if "the answer has" not in str(error):
-                raise
-            raise UserError(f"{key} gives no token ids or log-probs; use vLLM 0.10.2 or newer ({error})") from None
         if max(map(abs, logprobs), default=1.0) > FORCED_TOLERANCE:
             raise UserError(
                 f"{key} gives log-probs from before grammar and temperature; start it with "
@@ -263,6 +252,27 @@ class VllmEngine(ServedEngine):
             raise UserError(
                 f"{key} cannot empty its prefix cache; start it with VLLM_SERVER_DEV_MODE=1 in its environment"
             ) from None
+
+    async def _checked(self, body: dict[str, Any], key: str) -> tuple[float, ...]:
+        """The log-probs of a completion under a grammar; raises as `check`."""
+
+        def read(answer: Any) -> tuple[float, ...]:
+            return drawn_tokens(only_choice(answer))[1]
+
+        try:
+            return await self._apart("check", body, read, bounded=True)
+        except EngineGaveUp as error:
+            problem = error
+        if _refused(problem):  # for its grammar, if the rest of it is taken
+            plain = {name: value for name, value in body.items() if name != "structured_outputs"}
+            await self._apart("check", plain, only_choice, bounded=True)
+            raise UserError(
+                f"{key} takes no Lark grammars; start it with "
+                f'--structured-outputs-config \'{{"backend": "guidance"}}\' ({problem})'
+            )
+        if "the answer has" not in str(problem):
+            raise problem
+        raise UserError(f"{key} gives no token ids or log-probs; use vLLM 0.10.2 or newer ({problem})")
 
     async def swap(self, adapter: Path, version: int) -> None:
         """Draw from the adapter in a folder that the server can read, and from nothing that was computed before it.

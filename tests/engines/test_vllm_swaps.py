@@ -27,6 +27,7 @@ MODELS = ok({"data": [{"id": "tiny"}]})
 FORCED = ok({"choices": [{"token_ids": [1, 0], "logprobs": {"token_logprobs": [0.0, 0.0]}}]})
 RAW = ok({"choices": [{"token_ids": [1, 0], "logprobs": {"token_logprobs": [-3.0, -2.0]}}]})
 NOWHERE = error(404, "Loading lora tiny-none failed: No adapter found for /midflight/no-adapter-is-here")
+GUIDANCE = """start it with --structured-outputs-config '{"backend": "guidance"}'"""
 NO_IDS = ok({"choices": [{"logprobs": {"token_logprobs": [0.0]}}]})
 
 
@@ -34,8 +35,9 @@ NO_IDS = ok({"choices": [{"logprobs": {"token_logprobs": [0.0]}}]})
     ("answers", "message"),
     [
         ([ok({"data": [{"id": "other"}]})], "engines.sampler.model = tiny: the server has other; set one of these"),
-        ([MODELS, error(400, "no grammar")], """start it with --structured-outputs-config '{"backend": "guidance"}'"""),
-        ([MODELS, error(500, "Internal")], """start it with --structured-outputs-config '{"backend": "guidance"}'"""),
+        ([MODELS, error(400, "no grammar"), NO_IDS], GUIDANCE),
+        ([MODELS, error(500, "Internal"), NO_IDS], GUIDANCE),
+        ([MODELS, error(500, "Internal"), error(503, "busy")], None),  # without the grammar too
         ([MODELS, error(503, "busy")], None),
         ([MODELS, NO_IDS], "gives no token ids or log-probs; use vLLM 0.10.2 or newer"),
         ([MODELS, RAW], "start it with --logprobs-mode processed_logprobs"),
