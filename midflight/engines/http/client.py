@@ -66,11 +66,13 @@ class Client:
         *,
         tokens: int = 0,
         before: Callable[[int], None] | None = None,
+        waited: float = 0.0,
         method: str = "POST",
     ) -> T:
         """What `read` makes of the JSON answer; it raises Malformed where that is not as it should be.
 
-        `path` goes behind the base URL, "//" starts at the server's root. `tokens`, `before`: see `Patience.run`.
+        `path` goes behind the base URL, "//" starts at the server's root. `tokens`, `before`, `waited`: see
+        `Patience.run`.
 
         Raises:
             PromptRefused: the server will not have this request.
@@ -81,7 +83,7 @@ class Client:
         async def attempt() -> T:
             return await self._attempt(method, path, data, read)
 
-        return await self.patience.run(attempt, tokens, before)
+        return await self.patience.run(attempt, tokens, before, waited)
 
     async def _attempt(self, method: str, path: str, data: bytes, read: Callable[[Any], T]) -> T:
         reply = await self._reply(method, path, data)

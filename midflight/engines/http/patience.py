@@ -76,12 +76,17 @@ class Patience:
         self._closed_until = 0.0
 
     async def run(
-        self, attempt: Callable[[], Awaitable[T]], tokens: int = 0, before: Callable[[int], None] | None = None
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        tokens: int = 0,
+        before: Callable[[int], None] | None = None,
+        waited: float = 0.0,
     ) -> T:
         """What `attempt` gives. It raises Transient for what may be tried again; anything else passes.
 
         `tokens` is the request's size, prompt and answer, for the limit of tokens; `before` is called with the number
-        of each attempt, from 1, when its turn has come, and may raise.
+        of each attempt, from 1, when its turn has come, and may raise; `waited` are the seconds for which the request
+        has been under way already.
 
         Raises:
             EngineGaveUp: the last attempt failed, or there is no time for another.
@@ -90,7 +95,7 @@ class Patience:
         if loop is not self._loop:
             self._loop, self._slots = loop, asyncio.Semaphore(self.limits.concurrency)
             self._deadlines = Deadlines()
-        began, count, wait = self._clock(), 0, 0.0
+        began, count, wait = self._clock() - waited, 0, 0.0
         end = began + self.limits.total_seconds
         await self._turn(tokens, end)
         while True:
