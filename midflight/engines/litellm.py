@@ -36,7 +36,7 @@ class LiteLLMEngine(TextEngine):
         base_url: str | None = None,
         **shared: Any,
     ) -> None:
-        super().__init__(name, endpoint, where=f"litellm {base_url or ''}", **shared)
+        super().__init__(name, patience, endpoint, where=f"litellm {base_url or ''}", **shared)
         try:
             import litellm
         except ModuleNotFoundError:
@@ -45,12 +45,11 @@ class LiteLLMEngine(TextEngine):
             ) from None
         litellm.suppress_debug_info = True  # it prints where to give feedback
         self._litellm: Any = litellm
-        self._patience = patience
         self._key = key
         self._fixed = {"api_key": key, "base_url": base_url, "num_retries": 0, "drop_params": False}
 
-    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], T]) -> T:
-        return await self._patience.run(lambda: self._attempt(body, read), tokens, self._before)
+    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], T], waited: float) -> T:
+        return await self._patience.run(lambda: self._attempt(body, read), tokens, self._before, waited)
 
     async def _attempt(self, body: dict[str, Any], read: Callable[[Any], T]) -> T:
         try:

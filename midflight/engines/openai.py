@@ -7,12 +7,22 @@ recipe says that the server has it (`structured`); modules parse strictly either
 from __future__ import annotations
 
 import json
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong, Structure
-from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, ResponseCache, said_tokens
+from midflight.engines.http import (
+    Client,
+    Ledger,
+    Malformed,
+    Patience,
+    Prices,
+    PromptRefused,
+    ResponseCache,
+    said_tokens,
+)
 from midflight.engines.http.cache import cache_key
 from midflight.engines.plain import as_chat, as_text
 from midflight.engines.served import GUIDANCE, Endpoint, ServedEngine, Structured
@@ -47,6 +57,7 @@ class TextEngine(ServedEngine):
     def __init__(
         self,
         name: str,
+        patience: Patience,
         endpoint: Endpoint,
         *,
         ledger: Ledger | None = None,
@@ -55,6 +66,7 @@ class TextEngine(ServedEngine):
         where: str = "",
     ) -> None:
         super().__init__(name, endpoint, _STRUCTURES[endpoint.structured], ledger, prices)
+        self._patience = patience
         self._where = where
         self._cache = cache
 
@@ -76,7 +88,11 @@ class TextEngine(ServedEngine):
                 f"context_length {self.context_length}"
             )
         key = cache_key(f"{self._where} {self.endpoint.api}", body) if self._cache is not None else None
-        answer = await self._cache.get(key) if self._cache is not None and key is not None else None
+        answer, waited = None, 0.0
+        if self._cache is not None and key is not None:
+            began = time.monotonic()
+            answer = await self._cache.get(key, self._patience.limits.total_seconds)
+            waited = time.monotonic() - began
         if answer is not None:
             self._count(cached=1)
             try:
@@ -89,14 +105,17 @@ class TextEngine(ServedEngine):
             def read(answer: Any) -> _Taken:
                 return self._taken(answer, prompt)
 
-            answer, text, finish = await self._asked(body, prompt + request.sampling.max_tokens, read)
+            answer, text, finish = await self._asked(body, prompt + request.sampling.max_tokens, read, waited)
             if self._cache is not None and key is not None:
                 await self._cache.put(key, answer)
         return Generation(text, finish, sampling=request.sampling, grammar=request.grammar)
 
     @abstractmethod
-    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], _Taken]) -> _Taken:
-        """What `read` takes of the server's JSON answer to `body`; an attempt begins with `_before`."""
+    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], _Taken], waited: float) -> _Taken:
+        """What `read` takes of the server's JSON answer to `body`; an attempt begins with `_before`.
+
+        `tokens`, `waited`: see `Patience.run`.
+        """
 
     def body(self, request: GenerateRequest) -> dict[str, Any]:
         """The request as JSON."""
@@ -152,13 +171,13 @@ class OpenAIEngine(TextEngine):
     """`TextEngine` over HTTP."""
 
     def __init__(self, name: str, client: Client, endpoint: Endpoint, **shared: Any) -> None:
-        super().__init__(name, endpoint, where=client.base_url, **shared)
+        super().__init__(name, client.patience, endpoint, where=client.base_url, **shared)
         self.client = client
 
-    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], _Taken]) -> _Taken:
+    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], _Taken], waited: float) -> _Taken:
         path = "/chat/completions" if self.endpoint.api == "chat" else "/completions"
         try:
-            return await self.client.ask(path, body, read, tokens=tokens, before=self._before)
+            return await self.client.ask(path, body, read, tokens=tokens, before=self._before, waited=waited)
         except PromptRefused as error:
             if says_too_long(error):
                 raise PromptTooLong(str(error)) from None

@@ -79,6 +79,9 @@ class ServedEngine(ABC):
     def _before(self, attempt: int) -> None:
         """Lets no attempt through once the budget is spent, and counts retries."""
         self.ledger.check()
+        self._count_retry(attempt)
+
+    def _count_retry(self, attempt: int) -> None:
         if attempt > 1:
             self._count(retries=1)
 

@@ -9,19 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, Message, PromptTooLong
+import numpy as np
+
+from midflight.engines.base import (
+    BudgetSpent,
+    EngineGaveUp,
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    Message,
+    PromptTooLong,
+)
 from midflight.engines.http import Client, Ledger, Malformed, NotThere, Prices, PromptRefused, said_tokens
-from midflight.engines.local.grammar import Masks
+from midflight.engines.local.grammar import GrammarError, Masks
 from midflight.engines.local.models import pretrained, read_tokenizer
 from midflight.engines.local.prompts import PromptEncoder
 from midflight.engines.served import GUIDANCE, Endpoint, ServedEngine
+from midflight.engines.vllm_answers import drawn_tokens, only_choice, served_names, shown, stopped_at
 from midflight.errors import UserError
 from midflight.seeds import derive
+
+T = TypeVar("T")
 
 RESET_ATTEMPTS = 20
 """A prefix cache cannot be emptied while a request holds blocks of it; there are 0.1 s between attempts."""
@@ -29,10 +42,6 @@ UNCHANGED = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "
 """Else a model's generation_config.json would bend the distribution, which the trainer does not know of."""
 MOST_IDS = 2**24
 """More than any vocabulary has: the bound where the model's own is not known."""
-ROUNDING = 1e-4
-"""By so much a log-prob may exceed 0."""
-LEAST = -1e6
-"""Far below the log-prob of any token that is drawn; vLLM gives -9999 in place of minus infinity."""
 FORCED_TOLERANCE = 1e-3
 """By so much the log-prob of a token that a grammar forces may be off 0."""
 _FORCED = GUIDANCE + 'start: "a"\n'
@@ -123,10 +132,10 @@ class VllmEngine(ServedEngine):
         if request.grammar is not None:
             body["structured_outputs"] = {"grammar": GUIDANCE + request.grammar}
 
-        def read(answer: Any) -> Generation:
+        async def read(answer: Any) -> Generation:
             try:
-                drawn = self._read(answer, request, prompt, weights)
-            except (Malformed, EngineGaveUp):
+                drawn = await self._read(answer, request, prompt, weights)
+            except (Malformed, EngineGaveUp, asyncio.CancelledError):
                 took, drew = said_tokens(answer)
                 self._count(took or 0, drew or 0)
                 raise
@@ -142,28 +151,34 @@ class VllmEngine(ServedEngine):
                 raise PromptTooLong(str(error)) from None
             raise
 
-    def _read(self, answer: Any, request: GenerateRequest, prompt: Sequence[int], weights: _Weights) -> Generation:
+    async def _read(
+        self, answer: Any, request: GenerateRequest, prompt: Sequence[int], weights: _Weights
+    ) -> Generation:
         """Raises Malformed where the answer is not of this request, or not whole."""
-        choice = _choice(answer)
+        choice = only_choice(answer)
         if answer.get("model") != weights.model:
-            raise Malformed(f"weights of {str(answer.get('model'))[:80]!r}, not of {weights.model!r}")
+            raise Malformed(f"weights of {shown(answer.get('model'))}, not of {weights.model!r}")
         if choice.get("prompt_token_ids") not in (None, list(prompt)):
             raise Malformed("another prompt's ids")
-        ids, logprobs = _drawn(choice)
+        ids, logprobs = drawn_tokens(choice)
         most = request.sampling.max_tokens
         if max(ids, default=0) >= self.vocabulary:
             raise Malformed("a token id outside the model's vocabulary")
         if not 1 <= len(ids) <= most:
             raise Malformed(f"{len(ids)} tokens where 1 to {most} were asked for")
-        finish = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(str(choice.get("finish_reason")))
-        if finish is None:
-            raise EngineGaveUp(f"{self.name}: ended for the reason {str(choice.get('finish_reason'))[:40]!r}")
+        reason = choice.get("finish_reason")
+        if reason not in ("stop", "length"):
+            raise EngineGaveUp(f"{self.name}: ended for the reason {shown(reason)}")
+        finish = FinishReason(reason)
         forced: tuple[bool, ...] = (False,) * len(ids)
         if request.grammar is not None:
-            ids, forced = self._forced(request.grammar, ids)
+            # a mask of the whole vocabulary a token
+            ids, forced, whole = await asyncio.to_thread(self._forced, request.grammar, ids)
+            if whole:  # there was no room for an end token behind it
+                finish = FinishReason.STOP
             if any(only and value < -FORCED_TOLERANCE for value, only in zip(logprobs, forced, strict=False)):
                 raise Malformed("a choice where its grammar leaves none: the server draws under another mask")
-        ended = finish is FinishReason.STOP and bool(ids) and ids[-1] in self._ends
+        ended = finish is FinishReason.STOP and bool(ids) and ids[-1] in {*self._ends, stopped_at(choice)}
         return Generation(
             text=self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False),
             finish_reason=finish,
@@ -176,19 +191,25 @@ class VllmEngine(ServedEngine):
             grammar=request.grammar,
         )
 
-    def _forced(self, grammar: str, ids: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """The ids up to the grammar's end, and where it left no choice. vLLM draws an end token behind that end."""
-        matcher = self._masks.start(grammar)
+    def _forced(self, grammar: str, ids: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bool, ...], bool]:
+        """The ids up to the grammar's end, where it left no choice, and whether they come to its end.
+
+        vLLM draws an end token behind that end.
+        """
+        try:
+            matcher = self._masks.start(grammar)
+        except GrammarError as error:  # of another version of llguidance than the server's
+            raise EngineGaveUp(f"{self.name}: the server took a grammar that cannot be read here: {error}") from None
         forced: list[bool] = []
         for position, token in enumerate(ids):
             if matcher.is_stopped():
-                return ids[:position], tuple(forced)
+                return ids[:position], tuple(forced), True
             mask = self._masks.allowed(matcher)
             if token >= len(mask) or not mask[token]:
                 raise Malformed(f"a token at position {position} that its grammar forbids")
-            forced.append(int(mask.sum()) == 1)
+            forced.append(int(np.count_nonzero(mask)) == 1)
             matcher.consume_token(token)
-        return ids, tuple(forced)
+        return ids, tuple(forced), matcher.is_stopped()
 
     async def check(self) -> None:
         """Prove that the server offers what training needs.
@@ -197,7 +218,7 @@ class VllmEngine(ServedEngine):
             UserError: it does not; the line names the flag to start it with.
             EngineGaveUp: it does not answer.
         """
-        served = await self.client.ask("/models", None, _served, method="GET")
+        served = await self.client.ask("/models", None, served_names, method="GET")
         if self.endpoint.model not in served:
             raise UserError(
                 f"engines.{self.name}.model = {self.endpoint.model}: the server has {', '.join(served) or 'none'}; "
@@ -215,16 +236,9 @@ class VllmEngine(ServedEngine):
             "structured_outputs": {"grammar": _FORCED},
         }
         try:
-            _, logprobs = await self.client.ask("/completions", body, lambda answer: _drawn(_choice(answer)))
-        except EngineGaveUp as error:
-            if _refused(error):
-                raise UserError(
-                    f"{key} takes no Lark grammars; start it with "
-                    f'--structured-outputs-config \'{{"backend": "guidance"}}\' ({error})'
-                ) from None
-            if "the answer has" not in str(error):
-                raise
-            raise UserError(f"{key} gives no token ids or log-probs; use vLLM 0.10.2 or newer ({error})") from None
+            logprobs = await self._checked(body, key)
+        except BudgetSpent as error:
+            raise UserError(f"{error}; the check of the server takes more, so set a larger one") from None
         if max(map(abs, logprobs), default=1.0) > FORCED_TOLERANCE:
             raise UserError(
                 f"{key} gives log-probs from before grammar and temperature; start it with "
@@ -248,6 +262,27 @@ class VllmEngine(ServedEngine):
             raise UserError(
                 f"{key} cannot empty its prefix cache; start it with VLLM_SERVER_DEV_MODE=1 in its environment"
             ) from None
+
+    async def _checked(self, body: dict[str, Any], key: str) -> tuple[float, ...]:
+        """The log-probs of a completion under a grammar; raises as `check`."""
+
+        def read(answer: Any) -> tuple[float, ...]:
+            return drawn_tokens(only_choice(answer))[1]
+
+        try:
+            return await self._apart("check", body, read, bounded=True)
+        except EngineGaveUp as error:
+            problem = error
+        if _refused(problem):  # for its grammar, if the rest of it is taken
+            plain = {name: value for name, value in body.items() if name != "structured_outputs"}
+            await self._apart("check", plain, only_choice, bounded=True)
+            raise UserError(
+                f"{key} takes no Lark grammars; start it with "
+                f'--structured-outputs-config \'{{"backend": "guidance"}}\' ({problem})'
+            )
+        if "the answer has" not in str(problem):
+            raise problem
+        raise UserError(f"{key} gives no token ids or log-probs; use vLLM 0.10.2 or newer ({problem})")
 
     async def swap(self, adapter: Path, version: int) -> None:
         """Draw from the adapter in a folder that the server can read, and from nothing that was computed before it.
@@ -291,14 +326,17 @@ class VllmEngine(ServedEngine):
             await self.client.tell("/unload_lora_adapter", {"lora_name": name})
 
     async def probe(self, ids: Sequence[int]) -> list[float]:
-        """Log-probs [len(ids) - 1] of fixed ids under the weights that draw, to compare with the trainer's."""
+        """Log-probs [len(ids) - 1] of fixed ids under the weights that draw, to compare with the trainer's.
+
+        They are counted, but no spent budget stops them: they end what was paid for, an update.
+        """
         model = self._weights.model
         body = {"model": model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
 
         def read(answer: Any) -> list[float]:
-            found = _choice(answer).get("prompt_logprobs")
+            found = only_choice(answer).get("prompt_logprobs")
             if answer.get("model") != model:
-                raise Malformed(f"weights of {str(answer.get('model'))[:80]!r}, not of {model!r}")
+                raise Malformed(f"weights of {shown(answer.get('model'))}, not of {model!r}")
             if not isinstance(found, list) or len(found) != len(ids):
                 raise Malformed("no log-prob for each token of the prompt")
             try:
@@ -306,7 +344,28 @@ class VllmEngine(ServedEngine):
             except (KeyError, TypeError, ValueError, OverflowError):
                 raise Malformed("no log-prob of a token of the prompt") from None
 
-        return await self.client.ask("/completions", body, read)
+        return await self._apart("probe", body, read)
+
+    async def _apart(self, module: str, body: dict[str, Any], read: Callable[[Any], T], *, bounded: bool = False) -> T:
+        """A completion that no module asks for, counted as if `module` did; `bounded` by the budget or not.
+
+        Raises: as `Client.ask`; BudgetSpent.
+        """
+        view = self.for_module(module)
+
+        def counted(answer: Any) -> T:
+            took, drew = said_tokens(answer)
+            try:
+                found = read(answer)
+            except Malformed:
+                view._count(took or 0, drew or 0)
+                raise
+            prompt, most = len(body["prompt"]), body["max_tokens"]
+            view._count(prompt if took is None else took, most if drew is None else drew, requests=1)
+            return found
+
+        before = view._before if bounded else view._count_retry
+        return await self.client.ask("/completions", body, counted, before=before)
 
 
 def _check_template(tokenizer: Any, engine: str) -> None:
@@ -333,33 +392,3 @@ def load_tokenizer(name: str, engine: str) -> Any:
 def _refused(error: EngineGaveUp) -> bool:
     """vLLM says 500 too where it cannot do what it is asked."""
     return isinstance(error, PromptRefused) or "HTTP 500" in str(error)
-
-
-def _served(answer: Any) -> list[str]:
-    models = answer.get("data") if isinstance(answer, Mapping) else None
-    if not isinstance(models, list) or not all(isinstance(one, Mapping) and "id" in one for one in models):
-        raise Malformed("no list of models")
-    return [str(one["id"]) for one in models]
-
-
-def _choice(answer: Any) -> Mapping[str, Any]:
-    choices = answer.get("choices") if isinstance(answer, Mapping) else None
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
-        raise Malformed("no list of one choice")
-    return choices[0]
-
-
-def _drawn(choice: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Ids and the log-prob of each."""
-    ids = choice.get("token_ids")
-    said = choice.get("logprobs")
-    logprobs = said.get("token_logprobs") if isinstance(said, Mapping) else None
-    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
-        raise Malformed("no token_ids")
-    if not isinstance(logprobs, list) or not all(
-        isinstance(one, int | float) and LEAST <= one <= ROUNDING for one in logprobs
-    ):
-        raise Malformed("no token_logprobs")
-    if len(ids) != len(logprobs):
-        raise Malformed(f"{len(logprobs)} log-probs for {len(ids)} tokens")
-    return tuple(ids), tuple(min(float(one), 0.0) for one in logprobs)

@@ -13,7 +13,7 @@ import pytest
 
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http import Client, Limits, Malformed, NotThere, Patience, PromptRefused, Transient
-from midflight.engines.http.client import MOST_SAID, parsed, written
+from midflight.engines.http.client import MOST_SAID, parsed, retry_after, written
 from midflight.redacting import is_secret, redact, redact_all
 from midflight.server.wire import Answer
 from tests.engines.serving import Served, error, ok, served, whole
@@ -98,23 +98,27 @@ async def slept(*answers: Any, limits: Limits, requests: int = 1, tokens: int = 
 async def test_waits_double_up_to_a_bound_and_never_undercut_the_servers() -> None:
     limits = Limits(backoff=1.0, most_backoff=3.0, retries=5, total_seconds=500)
     failures = [error(500), error(500), error(500), error(429, **{"Retry-After": "40"})]
-    assert await slept(*failures, ok({}), limits=limits) == [1.0, 2.0, 3.0, 40.0]
+    assert await slept(*failures, ok({}), limits=limits) == [1.0, 2.0, 3.0, 41.0]
 
 
 @pytest.mark.asyncio
 async def test_no_wait_goes_beyond_the_total_time() -> None:
     clock = Clock()
     async with served(error(429, **{"Retry-After": "60"}), ok({})) as server:
-        asking = client(server, Limits(total_seconds=50, attempt_seconds=50), clock=clock, sleep=clock.sleep)
-        with pytest.raises(EngineGaveUp, match="another would come after total_seconds = 50"):
+        limits = Limits(total_seconds=50, attempt_seconds=50)
+        asking = client(server, limits, clock=clock, sleep=clock.sleep, jitter=lambda: 0.5)
+        late = "would come after total_seconds = 50; set total_seconds above 61, and agent.max_seconds above that"
+        with pytest.raises(EngineGaveUp) as caught:
             await asking.ask("/x", {}, lambda answer: answer)
+        assert str(caught.value) == f"engine: {server.base_url}: HTTP 429: no (1 attempts; another {late})"
         assert clock.slept == [] and len(server.requests) == 1
-        with pytest.raises(EngineGaveUp, match="by the server's Retry-After, would come after total_seconds = 50"):
+        with pytest.raises(EngineGaveUp) as caught:
             await asking.ask("/x", {}, lambda answer: answer)  # of the same engine
+        assert str(caught.value) == f"engine: its turn, by the server's Retry-After, {late}"
         assert clock.slept == [] and len(server.requests) == 1
         clock.now += 20
         await asking.ask("/x", {}, lambda answer: answer)  # it waits as the server said
-        assert clock.slept == [40.0]
+        assert clock.slept == [40.25]
 
 
 @pytest.mark.asyncio
@@ -127,7 +131,7 @@ async def test_what_waited_for_a_slot_asks_no_earlier_than_the_server_said_meanw
         if len(times) == 1:
             raise Transient("busy", 0.3)
 
-    patience = Patience(Limits(concurrency=1))
+    patience = Patience(Limits(concurrency=1, backoff=0.01))
     await asyncio.gather(*(patience.run(attempt) for _ in range(3)))
     assert len(times) == 4 and all(one >= times[0] + 0.3 for one in times[1:])
 
@@ -259,10 +263,28 @@ async def test_a_wrong_schema_is_tried_again() -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_fails_in_reading_an_answer_is_no_bad_json() -> None:
+    async with served(ok({"a": 1})) as server:
+        for failure in (ValueError, RecursionError, KeyError):
+
+            def read(answer: Any, failure: type[Exception] = failure) -> Any:
+                raise failure("a fault of ours")
+
+            with pytest.raises(failure, match="a fault of ours"):
+                await client(server).ask("/x", {}, read)
+        assert len(server.requests) == 3
+
+
+@pytest.mark.asyncio
 async def test_a_retry_after_may_be_a_date() -> None:
     until = email.utils.formatdate(time.time() + 30, usegmt=True)
     (waited,) = await slept(error(503, **{"Retry-After": until}), ok({}), limits=Limits(backoff=0.001))
-    assert 25 < waited <= 30
+    assert 25 < waited <= 30.001
+
+
+@pytest.mark.parametrize("said", ["1e9", "inf", "Thu, 01 Jan 2099 00:00:00 GMT"])
+def test_no_retry_after_is_longer_than_a_day(said: str) -> None:
+    assert retry_after(said) == 86_400.0
 
 
 @pytest.mark.asyncio

@@ -265,6 +265,27 @@ async def test_a_cache_that_cannot_be_read_or_written_is_the_engines_failure(tmp
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        (Limits(total_seconds=0.1), "answers.sqlite: not read within total_seconds = 0.1; set the engine's cache"),
+        (Limits(attempt_seconds=0.4, total_seconds=0.5, retries=0), "no answer by total_seconds = 0.5 (1 attempts"),
+    ],
+)
+async def test_the_wait_for_the_cache_is_part_of_the_total_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits, told: str
+) -> None:
+    cache = ResponseCache(tmp_path / "answers.sqlite")
+    monkeypatch.setattr(cache, "_get", lambda key: time.sleep(0.2))
+    async with served(None) as server:
+        with pytest.raises(EngineGaveUp) as caught:
+            await engine(server, limits, cache=cache).generate(ASKED)
+        assert told in str(caught.value)
+        assert len(server.requests) == (0 if limits.total_seconds < 0.2 else 1)
+    cache.close()
+
+
+@pytest.mark.asyncio
 async def test_a_cached_answer_of_another_shape_is_the_engines_failure(tmp_path: Path) -> None:
     cache = ResponseCache(tmp_path / "answers.sqlite")
     async with served(ok(chat())) as server:

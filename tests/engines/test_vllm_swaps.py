@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from midflight.engines.base import EngineGaveUp, GenerateRequest, Message, Sampling
+from midflight.engines.http import Ledger, Prices, Usage
 from midflight.errors import UserError
 from tests.engines.serving import error, ok, remote, served
 from tests.training.tiny import make_byte_model
@@ -26,6 +27,7 @@ MODELS = ok({"data": [{"id": "tiny"}]})
 FORCED = ok({"choices": [{"token_ids": [1, 0], "logprobs": {"token_logprobs": [0.0, 0.0]}}]})
 RAW = ok({"choices": [{"token_ids": [1, 0], "logprobs": {"token_logprobs": [-3.0, -2.0]}}]})
 NOWHERE = error(404, "Loading lora tiny-none failed: No adapter found for /midflight/no-adapter-is-here")
+GUIDANCE = """start it with --structured-outputs-config '{"backend": "guidance"}'"""
 NO_IDS = ok({"choices": [{"logprobs": {"token_logprobs": [0.0]}}]})
 
 
@@ -33,8 +35,9 @@ NO_IDS = ok({"choices": [{"logprobs": {"token_logprobs": [0.0]}}]})
     ("answers", "message"),
     [
         ([ok({"data": [{"id": "other"}]})], "engines.sampler.model = tiny: the server has other; set one of these"),
-        ([MODELS, error(400, "no grammar")], """start it with --structured-outputs-config '{"backend": "guidance"}'"""),
-        ([MODELS, error(500, "Internal")], """start it with --structured-outputs-config '{"backend": "guidance"}'"""),
+        ([MODELS, error(400, "no grammar"), NO_IDS], GUIDANCE),
+        ([MODELS, error(500, "Internal"), NO_IDS], GUIDANCE),
+        ([MODELS, error(500, "Internal"), error(503, "busy")], None),  # without the grammar too
         ([MODELS, error(503, "busy")], None),
         ([MODELS, NO_IDS], "gives no token ids or log-probs; use vLLM 0.10.2 or newer"),
         ([MODELS, RAW], "start it with --logprobs-mode processed_logprobs"),
@@ -150,5 +153,33 @@ def test_a_probe_that_another_adapter_answered_is_none(model: Path) -> None:
             with pytest.raises(EngineGaveUp, match="weights of 'tiny-old-v1', not of 'tiny'"):
                 await remote(double.base_url, model).probe([1, 2])
             assert await remote(double.base_url, model).probe([1, 2]) == [-0.5]
+
+    asyncio.run(all_of_it())
+
+
+def test_check_and_probe_are_counted_and_a_spent_budget_stops_the_check(model: Path) -> None:
+    def said(answer: Any, prompt: int, drawn: int) -> Any:
+        return ok({**answer, "usage": {"prompt_tokens": prompt, "completion_tokens": drawn}})
+
+    async def all_of_it() -> None:
+        forced, choices = json.loads(FORCED.body), [{"prompt_logprobs": [None, {"2": {"logprob": -0.5}}]}]
+        stale = said({"model": "old", "choices": choices}, 3, 1)
+        good = ok({"model": "tiny", "choices": choices})
+        answers = (said(forced, 12, 2), NOWHERE, ok({"success": True}), stale, good)
+        ledger = Ledger(tokens=14)
+        async with served(MODELS, *answers, MODELS) as double:
+            engine = remote(double.base_url, model, ledger=ledger, retries=1, prices=Prices(1e6, 2e6))
+            await engine.check()
+            assert await engine.probe([1, 2]) == [-0.5]  # the budget is spent by now
+            assert ledger.of == {
+                ("check", "sampler"): Usage(1, 0, 0, 12, 2, 16.0),
+                ("probe", "sampler"): Usage(1, 1, 0, 5, 2, 9.0),  # by the request where the answer does not say
+            }
+            with pytest.raises(UserError) as caught:
+                await engine.check()
+            assert str(caught.value) == (
+                "budget.tokens = 14: spent, with 21 tokens; the check of the server takes more, so set a larger one"
+            )
+            assert len(double.requests) == 7
 
     asyncio.run(all_of_it())

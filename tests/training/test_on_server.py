@@ -49,8 +49,9 @@ def test_steps_on_a_server_are_the_steps_in_one_process(server: str, model: Path
     for one, other in zip(here, there, strict=True):
         for name in ("reward", "loss", "grad_norm", "kl", "trained_tokens", "generated_tokens"):
             assert other[name] == pytest.approx(one[name], abs=1e-4), name
-        assert other["usage"]["requests"] == other["trajectories"] == 32 and "usage" not in one
-        assert other["usage"]["completion_tokens"] == other["generated_tokens"]
+        assert other["trajectories"] == 32 and "usage" not in one
+        assert other["usage"]["requests"] == 32 + 1  # the probe of the new weights
+        assert other["usage"]["completion_tokens"] == other["generated_tokens"] + 1
     assert [file.name for file in RunFolder(tmp_path / "there").adapters.iterdir()] == ["v3"]
 
 
@@ -60,13 +61,13 @@ def test_a_token_without_an_embedding_does_not_train(
     """A trajectory with one is an infrastructure failure, and the update takes the others."""
     import midflight.engines.vllm as vllm
 
-    draw, answers = vllm._drawn, iter(range(10**6))
+    draw, answers = vllm.drawn_tokens, iter(range(10**6))
 
     def drawn(choice: Any) -> Any:
         ids, logprobs = draw(choice)
         return (49152, *ids[1:]) if next(answers) % 4 == 3 else ids, logprobs  # the model has ids up to 49151
 
-    monkeypatch.setattr(vllm, "_drawn", drawn)
+    monkeypatch.setattr(vllm, "drawn_tokens", drawn)
     (record,) = run(recipe(model, *on_server(server, model), steps=1), tmp_path / "run")
     assert record["trajectories"] == 32 and record["stop_reasons"]["infrastructure"] == 8
     with Store(RunFolder(tmp_path / "run").store) as store:
@@ -85,22 +86,24 @@ def test_a_spent_budget_stops_the_run_and_a_larger_one_goes_on(server: str, mode
     cut = [*settings, f"budget.tokens={most}", "engines.sampler.concurrency=1"]
     with pytest.raises(TrainingStopped, match=f"step 2: budget.tokens = {most}"):
         run(recipe(model, *cut, steps=3), tmp_path / "run", resume=True)
-    small = [*settings, "budget.tokens=10", "engines.sampler.concurrency=1"]
-    with pytest.raises(TrainingStopped, match="evaluation before training: budget.tokens = 10"):
+    small = [*settings, "budget.tokens=40", "engines.sampler.concurrency=1"]  # the check and a probe take 30
+    with pytest.raises(TrainingStopped, match="evaluation before training: budget.tokens = 40"):
         run(recipe(model, *small), tmp_path / "small", eval_tasks=TASKS)
-    used = RunFolder(tmp_path / "small").usage.read_text()
-    spent = json.loads(used)["prompt_tokens"] + json.loads(used)["completion_tokens"]
-    assert spent >= 10
+    used = json.loads(RunFolder(tmp_path / "small").usage.read_text())
+    spent = used["prompt_tokens"] + used["completion_tokens"]
+    assert spent >= 40 and used["requests"] == 3
     again = [*settings, f"budget.tokens={spent}", "engines.sampler.concurrency=1"]
     with pytest.raises(TrainingStopped, match=f"evaluation before training: budget.tokens = {spent}"):
         run(recipe(model, *again), tmp_path / "small", eval_tasks=TASKS, resume=True)
-    assert RunFolder(tmp_path / "small").usage.read_text() == used  # nothing more was asked
+    used = json.loads(RunFolder(tmp_path / "small").usage.read_text())
+    assert (used["requests"], used["prompt_tokens"] + used["completion_tokens"]) == (5, spent + 30)  # no question more
     spent_before = json.loads(RunFolder(tmp_path / "run").usage.read_text())["completion_tokens"]
     records = run(recipe(model, *settings, "budget.tokens=100000", steps=3), tmp_path / "run", resume=True)
     assert [record["step"] for record in records] == [1, 2, 3]
     spent_now = json.loads(RunFolder(tmp_path / "run").usage.read_text())["completion_tokens"]
     in_steps = [record["usage"]["completion_tokens"] for record in records]
-    assert spent_now == spent_before + sum(in_steps[1:]) > sum(in_steps)  # that of the cut step counts
+    started = 2  # by the check and the probe before the first step
+    assert spent_now == spent_before + started + sum(in_steps[1:]) > sum(in_steps)  # that of the cut step counts
 
 
 def test_stragglers_are_cut_off_and_counted(model: Path, tmp_path: Path) -> None:

@@ -41,9 +41,16 @@ class ResponseCache:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midflight-cache")
         self._connection: sqlite3.Connection | None = None
 
-    async def get(self, key: str) -> Any | None:
-        """The answer, or None."""
-        return await self._done(self._get, key)
+    async def get(self, key: str, seconds: float) -> Any | None:
+        """The answer, or None; raises EngineGaveUp where that takes more than so many seconds, too."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._done(self._get, key)
+        except TimeoutError:
+            raise EngineGaveUp(
+                f"the cache of answers, {self._path}: not read within total_seconds = {seconds:g}; set the engine's "
+                "cache: false"
+            ) from None
 
     async def put(self, key: str, answer: Any) -> None:
         await self._done(self._put, key, json.dumps(answer))

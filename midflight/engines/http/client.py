@@ -10,7 +10,8 @@ import email.utils
 import json
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from types import CoroutineType
 from typing import Any, TypeVar
 from urllib.parse import urljoin
 
@@ -62,15 +63,17 @@ class Client:
         self,
         path: str,
         body: Any,
-        read: Callable[[Any], T],
+        read: Callable[[Any], T | Coroutine[Any, Any, T]],
         *,
         tokens: int = 0,
         before: Callable[[int], None] | None = None,
+        waited: float = 0.0,
         method: str = "POST",
     ) -> T:
-        """What `read` makes of the JSON answer; it raises Malformed where that is not as it should be.
+        """What `read` makes of the JSON answer, awaited or not; it raises Malformed where that is not as it should be.
 
-        `path` goes behind the base URL, "//" starts at the server's root. `tokens`, `before`: see `Patience.run`.
+        `path` goes behind the base URL, "//" starts at the server's root. `tokens`, `before`, `waited`: see
+        `Patience.run`.
 
         Raises:
             PromptRefused: the server will not have this request.
@@ -81,16 +84,21 @@ class Client:
         async def attempt() -> T:
             return await self._attempt(method, path, data, read)
 
-        return await self.patience.run(attempt, tokens, before)
+        return await self.patience.run(attempt, tokens, before, waited)
 
-    async def _attempt(self, method: str, path: str, data: bytes, read: Callable[[Any], T]) -> T:
+    async def _attempt(
+        self, method: str, path: str, data: bytes, read: Callable[[Any], T | Coroutine[Any, Any, T]]
+    ) -> T:
         reply = await self._reply(method, path, data)
         try:
-            return read(self._without_key(parsed(reply.body), reply.body))
-        except Malformed as error:
-            raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
+            answer = self._without_key(parsed(reply.body), reply.body)
         except (ValueError, RecursionError):
             raise Transient(f"{self.base_url}: the answer is not JSON ({len(reply.body)} bytes)") from None
+        try:
+            found = read(answer)
+            return await found if isinstance(found, CoroutineType) else found
+        except Malformed as error:
+            raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
 
     async def tell(self, path: str, body: Any) -> str:
         """Ask for something to be done; what the server says to it, on one line.
@@ -188,12 +196,12 @@ def _line(said: str) -> str:
 
 
 def retry_after(value: str) -> float:
-    """Seconds, from a number or a date; 0 where it says neither."""
+    """Seconds, from a number or a date, at most a day; 0 where it says neither."""
     try:
-        return max(0.0, min(float(value), 86_400.0))
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (TypeError, ValueError, OverflowError):
+            return 0.0
+    return max(0.0, min(seconds, 86_400.0))

@@ -7,6 +7,7 @@ retries; a request is tried again only where the same request may succeed, and n
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -39,7 +40,8 @@ class Limits:
         attempt_seconds: time limit of one attempt.
         total_seconds: time limit of a request from when it is made: waiting for its turn, all attempts, the waits
             between them.
-        backoff: the first wait is up to so many seconds, and at least half; it doubles with each.
+        backoff: the first wait is up to so many seconds, and at least half; it doubles with each. Over so many seconds
+            those are spread, too, that wait for a time that the server named.
         most_backoff: no wait is longer, but for one that the server names.
     """
 
@@ -74,12 +76,17 @@ class Patience:
         self._closed_until = 0.0
 
     async def run(
-        self, attempt: Callable[[], Awaitable[T]], tokens: int = 0, before: Callable[[int], None] | None = None
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        tokens: int = 0,
+        before: Callable[[int], None] | None = None,
+        waited: float = 0.0,
     ) -> T:
         """What `attempt` gives. It raises Transient for what may be tried again; anything else passes.
 
         `tokens` is the request's size, prompt and answer, for the limit of tokens; `before` is called with the number
-        of each attempt, from 1, when its turn has come, and may raise.
+        of each attempt, from 1, when its turn has come, and may raise; `waited` are the seconds for which the request
+        has been under way already.
 
         Raises:
             EngineGaveUp: the last attempt failed, or there is no time for another.
@@ -88,7 +95,7 @@ class Patience:
         if loop is not self._loop:
             self._loop, self._slots = loop, asyncio.Semaphore(self.limits.concurrency)
             self._deadlines = Deadlines()
-        began, count, wait = self._clock(), 0, 0.0
+        began, count, wait = self._clock() - waited, 0, 0.0
         end = began + self.limits.total_seconds
         await self._turn(tokens, end)
         while True:
@@ -101,15 +108,14 @@ class Patience:
                 wait = self._wait(count, error.retry_after)
                 failed = f"{self._name}: {error}"
                 spent = self._clock() - began
+                named = error.retry_after > 0
             finally:
                 self._slots.release()
             if count > self.limits.retries:
                 raise EngineGaveUp(f"{failed} ({count} attempts in {spent:.1f} s)")
             if spent + wait >= self.limits.total_seconds:
-                raise EngineGaveUp(
-                    f"{failed} ({count} attempts; another would come after total_seconds = "
-                    f"{self.limits.total_seconds:g})"
-                )
+                late = f"another would come after total_seconds = {self.limits.total_seconds:g}"
+                raise EngineGaveUp(f"{failed} ({count} attempts; {late}{_enough(spent + wait) if named else ''})")
             await self._sleep(wait)
             await self._turn(tokens, end)
 
@@ -127,45 +133,59 @@ class Patience:
 
     def _wait(self, count: int, retry_after: float) -> float:
         """Seconds until the next attempt; what the server asks for holds for every request of the engine."""
+        chance = self._jitter()
         if retry_after > 0:
             self._closed_until = max(self._closed_until, self._clock() + retry_after)
+            retry_after += self.limits.backoff * chance
         longest: float = min(self.limits.backoff * 2.0 ** (count - 1), self.limits.most_backoff)
-        return max(retry_after, longest * (0.5 + 0.5 * self._jitter()))
+        return max(retry_after, longest * (0.5 + 0.5 * chance))
 
     async def _turn(self, tokens: int, end: float) -> None:
-        """A slot, at a time when something may be asked.
+        """A slot, at a time when something may be asked; whoever waits for that time holds a slot already.
 
         Raises:
             EngineGaveUp: that is after `end`.
         """
-        if self._limited:
-            now = self._clock()
-            moment = now + max(pace.wait(now) for pace in self._paces)
-            if moment < end:  # else it takes nobody's place
-                for pace, amount in zip(self._paces, (1, tokens), strict=True):
-                    pace.take(now, amount)
-            await self._until(moment, end, "requests_per_minute and tokens_per_minute")
-        while True:
-            await self._until(self._closed_until, end, "the server's Retry-After")
-            if self._slots.locked():
-                try:
-                    async with asyncio.timeout(end - self._clock()):
-                        await self._slots.acquire()
-                except TimeoutError:
-                    raise self._too_late(f"concurrency = {self.limits.concurrency}") from None
-            else:
-                await self._slots.acquire()
-            if self._closed_until <= self._clock():
-                return
-            self._slots.release()  # the server closed while this waited
+        await self._slot(end)
+        try:
+            while True:
+                now = self._clock()
+                moment = self._place(now, tokens, end)
+                if moment > now:
+                    await self._sleep(moment - now)
+                if self._closed_until <= moment:
+                    return
+        except BaseException:
+            self._slots.release()
+            raise
 
-    async def _until(self, moment: float, end: float, what: str) -> None:
-        wait = moment - self._clock()
-        if wait <= 0:
+    async def _slot(self, end: float) -> None:
+        if not self._slots.locked():
+            await self._slots.acquire()
             return
-        if moment >= end:
-            raise self._too_late(what)
-        await self._sleep(wait)
+        try:
+            async with asyncio.timeout(end - self._clock()):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise self._too_late(f"concurrency = {self.limits.concurrency}") from None
+
+    def _place(self, now: float, tokens: int, end: float) -> float:
+        """When a request may leave; the paces then keep that time for it. One that comes too late takes nobody's."""
+        moment = now
+        if self._closed_until > moment:
+            moment = self._closed_until + self.limits.backoff * self._jitter()
+            if moment >= end:
+                late = self._too_late("the server's Retry-After")
+                raise EngineGaveUp(f"{late}{_enough(moment - end + self.limits.total_seconds)}")
+        if self._limited:
+            paced = max(pace.next for pace in self._paces)
+            if paced > moment:
+                moment = paced
+                if moment >= end:
+                    raise self._too_late("requests_per_minute and tokens_per_minute")
+            for pace, amount in zip(self._paces, (1, tokens), strict=True):
+                pace.take(moment, amount)
+        return moment
 
     def _too_late(self, what: str) -> EngineGaveUp:
         return EngineGaveUp(
@@ -173,17 +193,19 @@ class Patience:
         )
 
 
+def _enough(seconds: float) -> str:
+    """What to set where the server names a time that is too late."""
+    return f"; set total_seconds above {math.ceil(seconds)}, and agent.max_seconds above that"
+
+
 class _Pace:
     """Amounts a minute, evenly, after a burst of at most a second's worth."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._seconds_each = 0.0 if per_minute is None else 60.0 / per_minute
-        self._next = 0.0
+        self.next = 0.0
+        """When more may be used."""
 
-    def wait(self, now: float) -> float:
-        """Seconds until more may be used."""
-        return max(0.0, self._next - now)
-
-    def take(self, now: float, amount: float) -> None:
-        """Use `amount` at that time."""
-        self._next = max(self._next, now - 1.0) + amount * self._seconds_each
+    def take(self, moment: float, amount: float) -> None:
+        """Use `amount` then."""
+        self.next = max(self.next, moment - 1.0) + amount * self._seconds_each

@@ -1,7 +1,7 @@
 """What engines on servers used and cost, by module, and the budget of a run.
 
 Invariant: every answer a server gave is counted once, whoever asked; of one that is refused, the tokens that it says it
-took. The total is the sum over modules.
+took; of an attempt without an answer, none. The total is the sum over modules.
 """
 
 from __future__ import annotations
