@@ -40,7 +40,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     """The turn budget is spent; the generator still answers from memory."""
     MAX_SECONDS = "max_seconds"
-    """The time budget is spent; a running tool was interrupted. Not where one wait for an engine took most of it."""
+    """The time budget is spent; a running tool was interrupted. Not where waits for engines took more than half."""
     CONTEXT_OVERFLOW = "context_overflow"
     """A module's prompt no longer fits the engine's context even with memory folded to its budget."""
     CANCELLED = "cancelled"
