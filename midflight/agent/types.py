@@ -78,8 +78,8 @@ class Action:
 class Verdict:
     """The verifier's word on a turn: `stop` ends the loop; the rest is shown to the planner where there is something.
 
-    `valid` is the latest result, `sufficient` the memory; None: nobody judged. `contradictions` between results keep
-    the loop going.
+    `valid` is the latest result, `sufficient` the memory; None: nobody judged. `contradictions`, each the turns whose
+    results it is between, keep the loop going.
     """
 
     stop: bool
