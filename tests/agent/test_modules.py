@@ -189,9 +189,55 @@ def test_answers_and_their_claims() -> None:
         "Lima. It has 10.1 million. Nice.",
         (Claim("Lima.", (2,)), Claim("It has 10.1 million.", (1, 3)), Claim("Nice.", ())),
     )
+    assert answered("Answer: Lima.  [turn 2] So  [turn 1]") == Answer(
+        "Lima. So", (Claim("Lima.", (2,)), Claim("So", (1,)))
+    )
     assert answered("Answer: x [turn 9]") == Answer("x", (Claim("x", ()),))
     assert answered("Let me see.\nAnswer: x\n \n").text == "x"
     assert not answered("Answer: x [turn 9]").claims[0].supported
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["The U.S. population is 331 million."],
+        ["Dr. Smith et al. found 5 (cf. Fig. 2 and eq. 3)."],
+        ["J. R. R. Tolkien met Mr. George W. Bush in St. Louis."],
+        ["It has 3.5 million, e.g. No. 5 on p. 7 of vol. 2, since Jan. 5 at 9 a.m. or so."],
+        ["Acme Inc. makes apples etc. and ... more."],
+        ["He lives in the U.S.", "The rest live elsewhere."],
+        ["It melts at 300 K.", "Water does at 273 K.", "Is that so?", "Yes!", "(So it is.)", "No.", "Nobody knows."],
+        ['He said "no."', "Then he left (by train).", "He said [sic] so."],
+        ["It is one.", "it is two."],
+        ["At 9 p.m.", "At 10."],
+    ],
+)
+def test_a_sentence_is_not_cut_where_it_has_a_point(sentences: list[str]) -> None:
+    text = " ".join(sentences)
+    assert answered(f"Answer: {text}") == Answer(text, tuple(Claim(one, ()) for one in sentences))
+    marked = " ".join(f"{one[:-1]} [turn 2]{one[-1]}" for one in sentences)
+    assert answered(f"Answer: {marked}").claims == tuple(Claim(one, (2,)) for one in sentences)
+    said = Generation(json.dumps({"answer": text, "claims": []}), FinishReason.STOP)
+    assert parse_json_answer(said, RESULTS) == answered(f"Answer: {text}")
+
+
+@pytest.mark.parametrize(
+    ("claimed", "unsupported"),
+    [
+        ([], ["Peru has 33 million people, Chad 17.", "It is on Mars."]),
+        (["Peru has 33 million people, Chad 17."], ["It is on Mars."]),
+        (["peru has  33 million people", "Chad 17"], ["It is on Mars."]),
+        (["Peru has 33 million people, Chad 17. It is on Mars."], []),
+        (["It is on Mars", "Peru has 3"], ["Peru has 33 million people, Chad 17."]),
+        (["Peru is a country.", ""], ["Peru has 33 million people, Chad 17.", "It is on Mars."]),
+    ],
+)
+def test_what_no_claim_of_a_json_answer_covers_is_unsupported(claimed: list[str], unsupported: list[str]) -> None:
+    text = "Peru has 33 million people, Chad 17. It is on Mars."
+    fields = {"answer": text, "claims": [{"text": one, "turns": [2], "sources": []} for one in claimed]}
+    answer = parse_json_answer(Generation(json.dumps(fields), FinishReason.STOP), RESULTS)
+    claims = tuple(Claim(one, (2,)) for one in claimed) + tuple(Claim(one, ()) for one in unsupported)
+    assert answer == Answer(text, claims)
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,9 @@ WHOLE = [
     '{"result": "valid", "memory": "insufficient", "contradictions": [[1, 2], [2, 3, 1]], "reason": "x"}',
     "Answer: x [turn 1]. y\n",
     '{"answer": "x", "claims": [{"text": "x", "turns": [1], "sources": ["x"]}]}',
+    '{"answer": "x. No. y", "claims": []}',
 ]
-MARKS = re.compile(r"\s*\[turn \d{1,9}(: [^\s\[\]]+)?\]")
+MARKS = re.compile(r"(?<!\s)\s*\[turn \d{1,9}(: [^\s\[\]]+)?\]")
 RESULTS = {1: "x"}
 TURNS = 3
 JSON_ERRORS = (ValueError, RecursionError)
@@ -148,12 +149,15 @@ def check(text: str) -> int:
     if answer.text:
         value = loads(text)
         assert isinstance(value, dict) and answer.text == value["answer"].strip()
-        assert list(answer.claims) == [
+        given, added = answer.claims[: len(value["claims"])], answer.claims[len(value["claims"]) :]
+        assert list(given) == [
             Claim(
                 one["text"].strip(), (1,) * (1 in one["turns"]), ("x",) * (1 in one["turns"] and "x" in one["sources"])
             )
             for one in value["claims"]
         ]
+        assert all(not claim.supported and claim.text in answer.text for claim in added)
+        assert given or "".join("".join(claim.text for claim in added).split()) == "".join(answer.text.split())
         found += 1
     return found
 
@@ -185,7 +189,11 @@ def test_a_hundred_thousand_texts_are_read_exactly_or_not_at_all() -> None:
     assert 20_000 < read < 100_000  # neither everything nor nothing
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 100_000, '{"a": "' + "x" * 1_000_000, ""])
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, "9" * 100_000, '{"a": "' + "x" * 1_000_000, ""]
+    + ["Answer: x" + " " * 100_000 + "y", "Answer: " + "a. " * 10_000, "Answer: " + "[turn 1: x" * 10_000],
+)
 def test_extreme_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_object(Generation(text, FinishReason.STOP))
@@ -242,9 +250,11 @@ def test_verdict_and_answer_as_json() -> None:
         text = json.dumps({"answer": " a ", "claims": list(claims)})
         return parse_json_answer(Generation(text, FinishReason.STOP), {1: "from https://x", 2: ""})
 
-    assert answer({"text": "t", "turns": [2, 1, 1, 3], "sources": ["https://x", "https://y", ""]}) == Answer(
-        "a", (Claim("t", (2, 1), ("https://x",)),)
+    assert answer() == Answer("a", (Claim("a", ()),))
+
+    assert answer({"text": "a", "turns": [2, 1, 1, 3], "sources": ["https://x", "https://y", ""]}) == Answer(
+        "a", (Claim("a", (2, 1), ("https://x",)),)
     )
-    assert answer({"text": "t", "turns": [3], "sources": ["https://x"]}) == Answer("a", (Claim("t", ()),))
+    assert answer({"text": "a", "turns": [3], "sources": ["https://x"]}) == Answer("a", (Claim("a", ()),))
     for wrong in ("t", {"text": "t", "turns": [1]}, {"text": "t", "turns": [True], "sources": []}):
         assert answer(wrong) == Answer("")
