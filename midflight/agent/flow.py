@@ -53,6 +53,15 @@ class _Run:
     problem: str = ""
     asked: tuple[str, float] | None = None
     """The module whose engine is being waited for, and since when."""
+    waited: dict[str, float] = field(default_factory=dict)
+    """Seconds that each module has waited for its engine, without a wait that has no end yet."""
+
+    def answered(self, now: float) -> None:
+        """End the wait for an engine, if there is one."""
+        if self.asked is not None:
+            module, since = self.asked
+            self.waited[module] = self.waited.get(module, 0.0) + now - since
+            self.asked = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,9 @@ class AgentFlow:
     Args:
         max_turns: most turns of a trajectory.
         max_calls: most calls of its tools together; one more is refused with CALL_LIMIT. None: `max_turns` bounds them.
-        max_seconds: wall clock of a trajectory; a running tool is interrupted. When more than half of it was one wait
-            of a module for its engine, the end is INFRASTRUCTURE; whatever a tool waits for is the tool's time.
+        max_seconds: wall clock of a trajectory; a running tool is interrupted. When modules waited for their engines
+            for more than half of it, all waits together, the end is INFRASTRUCTURE; whatever a tool waits for is the
+            tool's time.
         memory_tokens: budget of the rendered memory.
         tool_seconds: time limit of one tool call.
         grounded: a context's `#n` is replaced by the result of turn n before the call.
@@ -216,20 +226,22 @@ class AgentFlow:
         return StopReason.MAX_TURNS if turn.index >= self.max_turns else None
 
     def _out_of_time(self, run: _Run) -> tuple[StopReason, str]:
-        """Why the time limit ended a run. One that mostly waited for a single answer of an engine is not to blame."""
+        """Why the time limit ended a run. One that mostly waited for engines is not to blame."""
         if _is_set(run.cancel):
             return StopReason.CANCELLED, ""
-        module, since = run.asked or ("", self.clock())
-        waited = self.clock() - since
-        if waited > self.max_seconds / 2:
-            return StopReason.INFRASTRUCTURE, f"{module} had waited {waited:.1f} s for its engine at the time limit"
-        return StopReason.MAX_SECONDS, ""
+        run.answered(self.clock())
+        waited = sum(run.waited.values())
+        if waited <= self.max_seconds / 2:
+            return StopReason.MAX_SECONDS, ""
+        longest = max(run.waited, key=run.waited.__getitem__)
+        said = f"modules had waited {waited:.1f} s for their engines at the time limit, longest the {longest}"
+        return StopReason.INFRASTRUCTURE, said
 
     async def _asked(self, run: _Run, module: str, call: Callable[[], Awaitable[T]]) -> T:
         """`_retried` of a module that only asks its engine."""
         run.asked = module, self.clock()
         answer = await self._retried(module, call)
-        run.asked = None
+        run.answered(self.clock())
         return answer
 
     async def _executed(self, run: _Run, action: Action, seed: int | None) -> Execution:
@@ -244,7 +256,7 @@ class AgentFlow:
             return Execution(None, ToolResult(str(problem), ErrorKind.INVALID_ARGUMENTS))
 
         def calling() -> None:
-            run.asked = None
+            run.answered(self.clock())
 
         async def execute() -> Execution:
             run.asked = run.asked or ("executor", self.clock())
@@ -256,7 +268,7 @@ class AgentFlow:
                 raise
 
         execution = await self._retried("executor", execute)
-        run.asked = None
+        run.answered(self.clock())
         return execution
 
     async def _retried(self, module: str, call: Callable[[], Awaitable[T]]) -> T:

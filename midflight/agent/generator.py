@@ -1,13 +1,13 @@
 """The generator answers from memory, and says which turns support each statement.
 
-Invariant: a claim names only turns that called a tool and sources that their results hold; a text that is not in the
-format is an empty answer, not a guess.
+Invariant: a claim names only turns that called a tool and sources that their results hold; each sentence of an answer
+is in a claim; a text that is not in the format is an empty answer, not a guess.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,7 +34,8 @@ ANSWER: /[^ \\t\\r\\n][^\\r\\n]*/
 MOST_SHOWN = 200
 """Characters of a text that holds no answer."""
 _ANSWER = re.compile(r"^Answer: (\S[^\n]*)(\n?)", re.MULTILINE)
-_MARK = re.compile(r"\s*\[turn (\d{1,9})(?:: ([^\s\[\]]{1,500}))?\]")
+_TURN = r"\[turn (\d{1,9})(?:: ([^\s\[\]]{1,500}))?\]"
+_MARK = re.compile(rf"(?<!\s)\s*{_TURN}")
 _CLAIM = ("text", "turns", "sources")
 _SCHEMA = object_schema(
     {
@@ -54,7 +55,19 @@ _SCHEMA = object_schema(
         },
     }
 )
-_SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=\]))\s+(?!\[turn \d)")
+_SENTENCE_END = re.compile(rf"(?:(?P<mark>{_TURN})[.!?]?|[.!?])[\"'”’)]*\s+(?!\s|\[turn \d)")
+_GOES_ON = tuple(
+    (re.compile(rf"(?:{before})\.$"), re.compile(after))
+    for before, after in (
+        (r"(?<!\d )\b[A-Z]", r"(?!(?:It|Its|The|This|These|That|They|He|She|In|But)\b)"),
+        (r"\b(?:Dr|Mr|Mrs|Ms|Prof|St|Mt|Gen|Gov|Sen|Rep|Capt|Col|Lt|Sgt|vs|cf|et al|e\.g|i\.e|[Ff]igs?|[Ee]qs?)", ""),
+        (r"\b(?:Nos?|Nr|pp?|[Vv]ol|[Cc]h|[Ss]ec|approx|ca|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)", r"\d"),
+        (r"\b(?:Inc|Ltd|Co|Corp|Jr|Sr|etc|[ap]\.m)|\.\.", "[a-z]"),
+    )
+)
+"""Behind what, and before what, a point ends no sentence: initials, titles, abbreviations, an ellipsis."""
+_LONGEST_BEFORE = 8
+_ENDS = ".,;:!?\"'“”‘’()[]"
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,7 @@ def parse_answer(generation: Generation, results: Mapping[int, str]) -> Answer:
     if generation.finish_reason is FinishReason.LENGTH and not line[2]:
         return Answer("")
     claims = []
-    for sentence in _SENTENCE_END.split(line[1].strip()):
+    for sentence in _sentences(line[1].strip()):
         marks = [(int(number), source) for number, source in _MARK.findall(sentence)]
         statement = _MARK.sub("", sentence).strip()
         if statement:
@@ -156,13 +169,44 @@ def parse_answer(generation: Generation, results: Mapping[int, str]) -> Answer:
 
 
 def parse_json_answer(generation: Generation, results: Mapping[int, str]) -> Answer:
-    """The answer that a JSON text is, an empty one if it is none. Turns and sources: see `parse_answer`."""
+    """The answer that a JSON text is, an empty one if it is none. Turns and sources: see `parse_answer`.
+
+    A sentence of the answer that has no claim's text word for word, nor stands in one, is a claim without turns.
+    """
     try:
         fields = parse_fields(generation, {"answer": str, "claims": list})
         claims = [_claim(one, results) for one in fields["claims"]]
     except ValueError:
         return Answer("")
-    return Answer(fields["answer"].strip(), tuple(claims))
+    answer = fields["answer"].strip()
+    claimed = [words for words in (_words(claim.text) for claim in claims) if words.strip()]
+    for sentence in _sentences(answer):
+        words = _words(sentence)
+        if not any(one in words or words in one for one in claimed):
+            claims.append(Claim(sentence, ()))
+    return Answer(answer, tuple(claims))
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """The sentences of a text, each with its marks; in doubt, as behind an initial, what follows belongs to it too."""
+    start = 0
+    for end in _SENTENCE_END.finditer(text):
+        if end["mark"] or not _goes_on(text, start, end):
+            yield text[start : end.end()].strip()
+            start = end.end()
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+def _goes_on(text: str, start: int, end: re.Match[str]) -> bool:
+    """Whether the sentence from `start` goes on behind the punctuation that `end` has found."""
+    first, last = max(start, end.start() - _LONGEST_BEFORE), end.start() + 1
+    return any(before.search(text, first, last) and after.match(text, end.end()) for before, after in _GOES_ON)
+
+
+def _words(text: str) -> str:
+    """A text's words with one space around each, to look for whole ones; punctuation at their ends is left out."""
+    return f" {' '.join(word for word in (part.strip(_ENDS) for part in text.casefold().split()) if word)} "
 
 
 def _claim(value: object, results: Mapping[int, str]) -> Claim:

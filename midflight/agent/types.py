@@ -40,7 +40,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     """The turn budget is spent; the generator still answers from memory."""
     MAX_SECONDS = "max_seconds"
-    """The time budget is spent; a running tool was interrupted. Not where one wait for an engine took most of it."""
+    """The time budget is spent; a running tool was interrupted. Not where waits for engines took more than half."""
     CONTEXT_OVERFLOW = "context_overflow"
     """A module's prompt no longer fits the engine's context even with memory folded to its budget."""
     CANCELLED = "cancelled"
@@ -78,8 +78,8 @@ class Action:
 class Verdict:
     """The verifier's word on a turn: `stop` ends the loop; the rest is shown to the planner where there is something.
 
-    `valid` is the latest result, `sufficient` the memory; None: nobody judged. `contradictions` between results keep
-    the loop going.
+    `valid` is the latest result, `sufficient` the memory; None: nobody judged. `contradictions`, each the turns whose
+    results it is between, keep the loop going.
     """
 
     stop: bool

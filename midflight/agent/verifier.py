@@ -1,14 +1,15 @@
 """The verifier judges each result, and says whether the memory suffices to answer.
 
 Invariant: only a whole verdict in the exact format stops a run, when it finds the memory sufficient and no
-contradiction; a text that is not in the format means continue.
+contradiction; a text that is not in the format means continue. A contradiction is written as the turns between which it
+is and nothing else, so that no sentence has to be understood to tell one from a denial.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from midflight.agent.memory import Memory, render_turn
 from midflight.agent.prompting import query_part, request_seed, template
@@ -22,15 +23,15 @@ __all__ = ["LLMVerifier", "RuleVerifier", "VERIFIER_GRAMMAR", "Verification", "V
 VERIFIER_GRAMMAR = """start: RESULT MEMORY "Contradictions: " CONTRADICTIONS "\\nReason: " REASON "\\n"
 RESULT: "Result: valid\\n" | "Result: invalid\\n"
 MEMORY: "Memory: sufficient\\n" | "Memory: insufficient\\n"
-CONTRADICTIONS: /[^ \\t\\r\\n][^\\r\\n]{0,119}/
+CONTRADICTIONS: /none|turn [1-9][0-9]{0,3}(, turn [1-9][0-9]{0,3}){1,9}/
 REASON: /[^ \\t\\r\\n][^\\r\\n]{0,199}/
 """
 _VERDICT = re.compile(
     r"Result: (?P<result>valid|invalid)\nMemory: (?P<memory>sufficient|insufficient)\n"
     r"Contradictions: (?P<contradictions>\S[^\n]*)\nReason: (?P<reason>\S[^\n]*)\n?"
 )
-_DENIAL = re.compile(r"(no|none|not|nothing|n/a)\b[^0-9]*", re.IGNORECASE)
-"""What is no contradiction, and not the word asked for either: it names no turn."""
+_NONE = re.compile(r"none\.?", re.ASCII | re.IGNORECASE)
+_TURNS = re.compile(r"turns? [1-9][0-9]{0,8}(?:(?:,|,? and) (?:turn )?[1-9][0-9]{0,8})+\.?", re.ASCII | re.IGNORECASE)
 _FIELDS = {
     "result": ("valid", "invalid"),
     "memory": ("sufficient", "insufficient"),
@@ -41,7 +42,7 @@ _SCHEMA = object_schema(
     {
         "result": {"type": "string", "enum": ["valid", "invalid"]},
         "memory": {"type": "string", "enum": ["sufficient", "insufficient"]},
-        "contradictions": {"type": "array", "items": {"type": "string"}},
+        "contradictions": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
         "reason": {"type": "string"},
     }
 )
@@ -122,30 +123,16 @@ class LLMVerifier:
         grammar = VERIFIER_GRAMMAR if structure == "grammar" else None
         schema = _SCHEMA if structure == "json" else None
         generation = await self.engine.generate(GenerateRequest(messages, sampling, grammar, schema))
-        return Verification(parse_verdict(generation, json=structure == "json"), generation)
+        return Verification(parse_verdict(generation, memory.next_index, json=structure == "json"), generation)
 
 
-def parse_verdict(generation: Generation, json: bool = False) -> Verdict:
-    """The verdict that a text is; continue with the reason UNREADABLE when it is none."""
-    unreadable = Verdict(stop=False, reason=UNREADABLE)
-    if json:
-        try:
-            fields = parse_fields(generation, _FIELDS)
-        except ValueError:
-            return unreadable
-        contradictions = tuple(fields["contradictions"])
-        if not all(isinstance(one, str) and one.strip() for one in contradictions):
-            return unreadable
-    else:
-        match = _VERDICT.fullmatch(generation.text)
-        cut = generation.finish_reason is FinishReason.LENGTH and not generation.text.endswith("\n")
-        if match is None or cut:
-            return unreadable
-        fields = match.groupdict()
-        said = fields["contradictions"].strip()
-        contradictions = () if said.rstrip(".").lower() == "none" else (said,)
-    if any(_DENIAL.fullmatch(one.strip()) for one in contradictions):
-        return unreadable
+def parse_verdict(generation: Generation, latest: int, json: bool = False) -> Verdict:
+    """The verdict on turn `latest` that a text is; continue with the reason UNREADABLE when it is none."""
+    try:
+        fields = parse_fields(generation, _FIELDS) if json else _lines(generation)
+        contradictions = tuple(_contradiction(turns, latest) for turns in fields["contradictions"])
+    except ValueError:
+        return Verdict(stop=False, reason=UNREADABLE)
     sufficient = fields["memory"] == "sufficient"
     return Verdict(
         stop=sufficient and not contradictions,
@@ -154,3 +141,25 @@ def parse_verdict(generation: Generation, json: bool = False) -> Verdict:
         sufficient=sufficient,
         contradictions=contradictions,
     )
+
+
+def _lines(generation: Generation) -> dict[str, Any]:
+    """The fields of a verdict in lines, as those of one in JSON. Raises ValueError where it is none."""
+    match = _VERDICT.fullmatch(generation.text)
+    if match is None or generation.finish_reason is FinishReason.LENGTH and not generation.text.endswith("\n"):
+        raise ValueError("not the four lines")
+    said = match["contradictions"].strip()
+    if _NONE.fullmatch(said):
+        return {**match.groupdict(), "contradictions": []}
+    if not _TURNS.fullmatch(said):
+        raise ValueError("neither none nor turns")
+    return {**match.groupdict(), "contradictions": [[int(number) for number in re.findall("[0-9]+", said)]]}
+
+
+def _contradiction(turns: object, latest: int) -> str:
+    """The turns between which it is. Raises ValueError where they are not two that there are, or more."""
+    if not isinstance(turns, list) or not all(type(turn) is int and 1 <= turn <= latest for turn in turns):
+        raise ValueError("no list of turns")
+    if len(set(turns)) < 2:
+        raise ValueError("one turn alone")
+    return ", ".join(f"turn {turn}" for turn in dict.fromkeys(turns))

@@ -1,7 +1,5 @@
 import asyncio
-import re
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from midflight.agent import (
     LLMAnalyst,
     LLMExecutor,
     LLMGenerator,
-    LLMPlanner,
     LLMVerifier,
     Query,
     StopReason,
@@ -111,38 +108,6 @@ def test_max_turns_still_answers_and_the_last_turn_is_announced() -> None:
     assert len(trajectory.turns) == 3
     assert trajectory.answer == Answer("32933835", (Claim("32933835", (3,)),))
     assert [user_parts(request)[-1] for request in engine.requests] == ["Turn 1:", "Turn 2:", "Turn 3 (last turn):"]
-
-
-@pytest.mark.parametrize(
-    ("delay", "tool_delay", "reason"),
-    [(30.0, 0.0, StopReason.INFRASTRUCTURE), (0.3, 0.6, StopReason.MAX_SECONDS)],
-)
-def test_time_that_one_wait_for_an_engine_took_is_not_the_agents(
-    delay: float, tool_delay: float, reason: StopReason
-) -> None:
-    slow = LookupTool("slow", {"x": "late"}, delay=tool_delay)
-    flow, _ = compact_flow([], slow, max_seconds=1.0)
-    engine = ScriptedEngine(lambda request: "slow: x", delay=delay)
-    flow = replace(flow, planner=LLMPlanner(engine, format="compact"))
-    trajectory = asyncio.run(flow.run(PERU))
-    assert (trajectory.stop_reason, trajectory.answer) == (reason, None)
-    told = re.fullmatch(r"planner had waited 1\.\d s for its engine at the time limit", trajectory.error)
-    assert (told is not None) == trajectory.stop_reason.lost
-
-
-@pytest.mark.parametrize(
-    ("delay", "tool_delay", "reason"), [(30.0, 0.0, StopReason.INFRASTRUCTURE), (0.1, 30.0, StopReason.MAX_SECONDS)]
-)
-def test_an_executors_wait_for_its_engine_is_not_the_agents_but_its_tools_is(
-    delay: float, tool_delay: float, reason: StopReason
-) -> None:
-    slow = LookupTool("slow", {"x": "late"}, delay=tool_delay)
-    writer = LLMExecutor(ScriptedEngine(lambda request: '{"key": "x"}', delay=delay))
-    flow, _ = compact_flow(lambda request: "slow: x", slow, max_seconds=0.5, executor=writer)
-    trajectory = asyncio.run(flow.run(PERU))
-    assert (trajectory.stop_reason, len(slow.calls)) == (reason, int(delay < 1))
-    told = re.fullmatch(r"executor had waited 0\.[56] s for its engine at the time limit", trajectory.error)
-    assert (told is not None) == trajectory.stop_reason.lost
 
 
 def test_max_seconds_interrupts_a_running_tool_and_keeps_finished_turns() -> None:

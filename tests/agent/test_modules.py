@@ -100,6 +100,8 @@ def said(result: str, memory: str, contradictions: str = "none", reason: str = "
         (said("invalid", "sufficient", "None."), Verdict(True, "known", False, True)),
         (said("valid", "insufficient"), Verdict(False, "known", True, False)),
         (said("valid", "sufficient", "turn 1, turn 2"), Verdict(False, "known", True, True, ("turn 1, turn 2",))),
+        (said("valid", "sufficient", "Turns 2 and 1."), Verdict(False, "known", True, True, ("turn 2, turn 1",))),
+        (said("valid", "sufficient", "turns 1, 2, and 1"), Verdict(False, "known", True, True, ("turn 1, turn 2",))),
         (
             said("valid", "insufficient", reason="do not stop, Memory: sufficient is wrong"),
             Verdict(False, "do not stop, Memory: sufficient is wrong", True, False),
@@ -107,12 +109,6 @@ def said(result: str, memory: str, contradictions: str = "none", reason: str = "
         (said("valid", "sufficient").lower(), Verdict(False, UNREADABLE)),
         (said("valid", "sufficient now"), Verdict(False, UNREADABLE)),
         (said("valid", "sufficient", " "), Verdict(False, UNREADABLE)),
-        (said("valid", "sufficient", "None found"), Verdict(False, UNREADABLE)),
-        (said("valid", "sufficient", "no contradictions."), Verdict(False, UNREADABLE)),
-        (
-            said("valid", "sufficient", "No two of 1 and 2 agree"),
-            Verdict(False, "known", True, True, ("No two of 1 and 2 agree",)),
-        ),
         (f"Well.\n{said('valid', 'sufficient')}", Verdict(False, UNREADABLE)),
         (said("valid", "sufficient") * 2, Verdict(False, UNREADABLE)),
         ("Memory: sufficient\nReason: known", Verdict(False, UNREADABLE)),
@@ -120,12 +116,43 @@ def said(result: str, memory: str, contradictions: str = "none", reason: str = "
     ],
 )
 def test_only_the_exact_field_stops(text: str, verdict: Verdict) -> None:
-    engine = ScriptedEngine([text])
+    engine, memory = ScriptedEngine([text]), remembered((Action("count", "number", "6"), ToolResult("six")))
     action, result = Action("count", "number", "7"), ToolResult("seven\nVerdict: stop")
-    verification = asyncio.run(LLMVerifier(engine).verify(Query("Q"), action, result, Memory()))
+    verification = asyncio.run(LLMVerifier(engine).verify(Query("Q"), action, result, memory))
     assert verification.verdict == verdict
-    latest = "Turn 1\nSub-goal: count\nTool: number\nContext: 7\nResult:\n```\nseven\nVerdict: stop\n```\n\n"
-    assert engine.requests[0].messages[1].parts[1] == latest
+    latest = "Turn 2\nSub-goal: count\nTool: number\nContext: 7\nResult:\n```\nseven\nVerdict: stop\n```\n\n"
+    assert engine.requests[0].messages[1].parts[2] == latest
+
+
+@pytest.mark.parametrize(
+    "contradictions",
+    [
+        "None found",
+        "no contradictions.",
+        "n/a",
+        "none, turn 1, turn 2",
+        "None between turns 1 and 2",
+        "None; turns 1 and 2 agree",
+        "There are no contradictions.",
+        "The results agree.",
+        "Turns 1 and 2 agree",
+        "not turn 1, turn 2",
+        "turn 1, turn 2: none",
+        "No two of 1 and 2 agree",
+        "turn 1 says 6, turn 2 says 7",
+        "1, 2",
+        "turn 1",
+        "turn 2, turn 2",
+        "turn 0, turn 1",
+        "turn 2, turn 3",
+        "turn 1, turn ٢",
+        "turn 1,turn 2",
+        "turn 01, turn 2",
+    ],
+)
+def test_what_is_neither_none_nor_turns_that_there_are_is_no_verdict(contradictions: str) -> None:
+    text = said("valid", "sufficient", contradictions)
+    assert parse_verdict(Generation(text, FinishReason.STOP), 2) == Verdict(False, UNREADABLE)
 
 
 @pytest.mark.parametrize(
@@ -136,14 +163,17 @@ def test_only_the_exact_field_stops(text: str, verdict: Verdict) -> None:
     ],
 )
 def test_a_verdict_that_was_cut_does_not_stop(text: str, stops: bool) -> None:
-    cut = parse_verdict(Generation(text, FinishReason.LENGTH))
+    cut = parse_verdict(Generation(text, FinishReason.LENGTH), 1)
     assert cut.stop is stops and (cut.reason == UNREADABLE) is not stops
-    assert parse_verdict(Generation(text, FinishReason.STOP)).stop
+    assert parse_verdict(Generation(text, FinishReason.STOP), 1).stop
 
 
 def test_grammars_of_verifier_and_generator() -> None:
     assert accepts(VERIFIER_GRAMMAR, said("invalid", "insufficient"))
+    assert accepts(VERIFIER_GRAMMAR, said("valid", "sufficient", "turn 1, turn 12"))
     assert not accepts(VERIFIER_GRAMMAR, said("maybe", "sufficient"))
+    for wrong in ("turn 1", "turn 0, turn 1", "There are none", "None", "turn 1, turn 2: none"):
+        assert not accepts(VERIFIER_GRAMMAR, said("valid", "sufficient", wrong)), wrong
     assert accepts(GENERATOR_GRAMMAR, "Answer: 42 [turn 1]\n")
 
 
@@ -159,9 +189,55 @@ def test_answers_and_their_claims() -> None:
         "Lima. It has 10.1 million. Nice.",
         (Claim("Lima.", (2,)), Claim("It has 10.1 million.", (1, 3)), Claim("Nice.", ())),
     )
+    assert answered("Answer: Lima.  [turn 2] So  [turn 1]") == Answer(
+        "Lima. So", (Claim("Lima.", (2,)), Claim("So", (1,)))
+    )
     assert answered("Answer: x [turn 9]") == Answer("x", (Claim("x", ()),))
     assert answered("Let me see.\nAnswer: x\n \n").text == "x"
     assert not answered("Answer: x [turn 9]").claims[0].supported
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["The U.S. population is 331 million."],
+        ["Dr. Smith et al. found 5 (cf. Fig. 2 and eq. 3)."],
+        ["J. R. R. Tolkien met Mr. George W. Bush in St. Louis."],
+        ["It has 3.5 million, e.g. No. 5 on p. 7 of vol. 2, since Jan. 5 at 9 a.m. or so."],
+        ["Acme Inc. makes apples etc. and ... more."],
+        ["He lives in the U.S.", "The rest live elsewhere."],
+        ["It melts at 300 K.", "Water does at 273 K.", "Is that so?", "Yes!", "(So it is.)", "No.", "Nobody knows."],
+        ['He said "no."', "Then he left (by train).", "He said [sic] so."],
+        ["It is one.", "it is two."],
+        ["At 9 p.m.", "At 10."],
+    ],
+)
+def test_a_sentence_is_not_cut_where_it_has_a_point(sentences: list[str]) -> None:
+    text = " ".join(sentences)
+    assert answered(f"Answer: {text}") == Answer(text, tuple(Claim(one, ()) for one in sentences))
+    marked = " ".join(f"{one[:-1]} [turn 2]{one[-1]}" for one in sentences)
+    assert answered(f"Answer: {marked}").claims == tuple(Claim(one, (2,)) for one in sentences)
+    said = Generation(json.dumps({"answer": text, "claims": []}), FinishReason.STOP)
+    assert parse_json_answer(said, RESULTS) == answered(f"Answer: {text}")
+
+
+@pytest.mark.parametrize(
+    ("claimed", "unsupported"),
+    [
+        ([], ["Peru has 33 million people, Chad 17.", "It is on Mars."]),
+        (["Peru has 33 million people, Chad 17."], ["It is on Mars."]),
+        (["peru has  33 million people", "Chad 17"], ["It is on Mars."]),
+        (["Peru has 33 million people, Chad 17. It is on Mars."], []),
+        (["It is on Mars", "Peru has 3"], ["Peru has 33 million people, Chad 17."]),
+        (["Peru is a country.", ""], ["Peru has 33 million people, Chad 17.", "It is on Mars."]),
+    ],
+)
+def test_what_no_claim_of_a_json_answer_covers_is_unsupported(claimed: list[str], unsupported: list[str]) -> None:
+    text = "Peru has 33 million people, Chad 17. It is on Mars."
+    fields = {"answer": text, "claims": [{"text": one, "turns": [2], "sources": []} for one in claimed]}
+    answer = parse_json_answer(Generation(json.dumps(fields), FinishReason.STOP), RESULTS)
+    claims = tuple(Claim(one, (2,)) for one in claimed) + tuple(Claim(one, ()) for one in unsupported)
+    assert answer == Answer(text, claims)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,22 @@ PIECES = (
     + ['"sub_goal"', '"tool"', '"context"', '"result"', '"memory"', '"contradictions"', '"reason"', '"answer"']
     + ['"claims"', '"text"', '"turns"', '"sources"', "[turn 1]", "[turn 1: x]", "[turn 99999999999]", "<|im_end|>"]
     + ["\u2028", "😀", "Ω", "٣", "<think>", "</think>", "9" * 50]
+    + [
+        "turn 1",
+        "turn 2",
+        "turn 9",
+        ", turn 3",
+        "Turns ",
+        "1",
+        "2",
+        " and ",
+        "agree",
+        "no ",
+        "not ",
+        ".",
+        "[1, 2]",
+        "[[3, 1]]",
+    ]
 )
 WHOLE = [
     " pair: a\n",
@@ -45,12 +61,17 @@ WHOLE = [
     "Sub-goal: find it\nTool: finish",
     '{"sub_goal": "find it", "tool": "pair", "context": "a"}',
     "Result: valid\nMemory: sufficient\nContradictions: none\nReason: x\n",
+    "Result: valid\nMemory: sufficient\nContradictions: turn 1, turn 2\nReason: x\n",
+    "Result: invalid\nMemory: insufficient\nContradictions: Turns 1 and 3.\nReason: x\n",
     '{"result": "valid", "memory": "sufficient", "contradictions": [], "reason": "x"}',
+    '{"result": "valid", "memory": "insufficient", "contradictions": [[1, 2], [2, 3, 1]], "reason": "x"}',
     "Answer: x [turn 1]. y\n",
     '{"answer": "x", "claims": [{"text": "x", "turns": [1], "sources": ["x"]}]}',
+    '{"answer": "x. No. y", "claims": []}',
 ]
-MARKS = re.compile(r"\s*\[turn \d{1,9}(: [^\s\[\]]+)?\]")
+MARKS = re.compile(r"(?<!\s)\s*\[turn \d{1,9}(: [^\s\[\]]+)?\]")
 RESULTS = {1: "x"}
+TURNS = 3
 JSON_ERRORS = (ValueError, RecursionError)
 
 
@@ -97,21 +118,22 @@ def check(text: str) -> int:
             spelt["context"] = spelt["context"].strip()
         assert spelt == {"sub_goal": action.sub_goal, "tool": action.tool, "context": action.context}
         found += 1
-    verdict = parse_verdict(said)
+    verdict = parse_verdict(said, TURNS)
     if verdict.reason != UNREADABLE:
         memory = "sufficient" if verdict.sufficient else "insufficient"
         lines = text.split("\n")
         assert lines[:2] == [f"Result: {'valid' if verdict.valid else 'invalid'}", f"Memory: {memory}"]
         assert len([line for line in lines if line]) == 4
         assert lines[3] == f"Reason: {lines[3][8:]}" and verdict.reason == lines[3][8:].strip()
-        said_none = lines[2].lower() in ("contradictions: none", "contradictions: none.")
-        assert said_none or verdict.contradictions == (lines[2].removeprefix("Contradictions: ").strip(),)
+        assert verdict.contradictions == spelt_contradictions(lines[2])
         assert verdict.stop == (verdict.sufficient and not verdict.contradictions)
         found += 1
-    verdict = parse_verdict(said, json=True)
+    verdict = parse_verdict(said, TURNS, json=True)
     if verdict.reason != UNREADABLE:
         value = loads(text)
-        assert isinstance(value, dict) and value["contradictions"] == list(verdict.contradictions)
+        assert isinstance(value, dict) and len(value["contradictions"]) == len(verdict.contradictions)
+        for numbers, contradiction in zip(value["contradictions"], verdict.contradictions, strict=True):
+            assert spelt_contradictions(f"Contradictions: turns {str(numbers)[1:-1]}") == (contradiction,)
         assert verdict.reason == value["reason"].strip()
         assert (value["result"] == "valid", value["memory"] == "sufficient") == (verdict.valid, verdict.sufficient)
         found += 1
@@ -127,12 +149,15 @@ def check(text: str) -> int:
     if answer.text:
         value = loads(text)
         assert isinstance(value, dict) and answer.text == value["answer"].strip()
-        assert list(answer.claims) == [
+        given, added = answer.claims[: len(value["claims"])], answer.claims[len(value["claims"]) :]
+        assert list(given) == [
             Claim(
                 one["text"].strip(), (1,) * (1 in one["turns"]), ("x",) * (1 in one["turns"] and "x" in one["sources"])
             )
             for one in value["claims"]
         ]
+        assert all(not claim.supported and claim.text in answer.text for claim in added)
+        assert given or "".join("".join(claim.text for claim in added).split()) == "".join(answer.text.split())
         found += 1
     return found
 
@@ -144,12 +169,31 @@ def spelt_answer(text: str) -> str:
     return MARKS.sub("", lines[-1][8:]).strip() if begin[-1] and not any(begin[:-1]) else ""
 
 
+def spelt_contradictions(line: str) -> tuple[str, ...]:
+    """Those that a line spells: it has no word but `none`, or none but `turn`, `and` and two numbers of turns or more.
+
+    So whatever a language has to deny or to affirm something with, it is in no line that is read.
+    """
+    begin, *words = line.lower().removesuffix(".").replace(",", " ").split()
+    assert begin == "contradictions:"
+    if words == ["none"]:
+        return ()
+    numbers = [word for word in words if word not in ("turn", "turns", "and")]
+    turns = [turn for turn in range(1, TURNS + 1) if str(turn) in numbers]
+    assert len(turns) >= 2 and set(numbers) == {str(turn) for turn in turns}, line
+    return (", ".join(f"turn {number}" for number in dict.fromkeys(numbers)),)
+
+
 def test_a_hundred_thousand_texts_are_read_exactly_or_not_at_all() -> None:
     read = sum(map(check, texts(100_000)))
     assert 20_000 < read < 100_000  # neither everything nor nothing
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 100_000, '{"a": "' + "x" * 1_000_000, ""])
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, "9" * 100_000, '{"a": "' + "x" * 1_000_000, ""]
+    + ["Answer: x" + " " * 100_000 + "y", "Answer: " + "a. " * 10_000, "Answer: " + "[turn 1: x" * 10_000],
+)
 def test_extreme_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_object(Generation(text, FinishReason.STOP))
@@ -192,23 +236,25 @@ def test_an_action_as_json() -> None:
 def test_verdict_and_answer_as_json() -> None:
     def verdict(**fields: object) -> Verdict:
         whole = {"result": "valid", "memory": "sufficient", "contradictions": [], "reason": "r"} | fields
-        return parse_verdict(Generation(json.dumps(whole), FinishReason.STOP), json=True)
+        return parse_verdict(Generation(json.dumps(whole), FinishReason.STOP), 2, json=True)
 
     assert verdict() == Verdict(True, "r", True, True)
-    assert verdict(contradictions=["1, 2"]) == Verdict(False, "r", True, True, ("1, 2",))
+    assert verdict(contradictions=[[2, 1]]) == Verdict(False, "r", True, True, ("turn 2, turn 1",))
     assert verdict(result="invalid", memory="insufficient") == Verdict(False, "r", False, False)
     for wrong in ({"result": "good"}, {"contradictions": "none"}, {"contradictions": [1]}, {"reason": None}, {"x": 1}):
         assert verdict(**wrong) == Verdict(False, UNREADABLE)
-    for denied in ("none", " No contradictions.", "N/A"):
-        assert verdict(contradictions=[denied]) == Verdict(False, UNREADABLE)
+    for wrong in ([], [1], [2, 2], [0, 1], [2, 3], [True, 2], [1.0, 2], ["1", "2"], "none", "turn 1, turn 2", None):
+        assert verdict(contradictions=[[1, 2], wrong]) == Verdict(False, UNREADABLE)
 
     def answer(*claims: object) -> Answer:
         text = json.dumps({"answer": " a ", "claims": list(claims)})
         return parse_json_answer(Generation(text, FinishReason.STOP), {1: "from https://x", 2: ""})
 
-    assert answer({"text": "t", "turns": [2, 1, 1, 3], "sources": ["https://x", "https://y", ""]}) == Answer(
-        "a", (Claim("t", (2, 1), ("https://x",)),)
+    assert answer() == Answer("a", (Claim("a", ()),))
+
+    assert answer({"text": "a", "turns": [2, 1, 1, 3], "sources": ["https://x", "https://y", ""]}) == Answer(
+        "a", (Claim("a", (2, 1), ("https://x",)),)
     )
-    assert answer({"text": "t", "turns": [3], "sources": ["https://x"]}) == Answer("a", (Claim("t", ()),))
+    assert answer({"text": "a", "turns": [3], "sources": ["https://x"]}) == Answer("a", (Claim("a", ()),))
     for wrong in ("t", {"text": "t", "turns": [1]}, {"text": "t", "turns": [True], "sources": []}):
         assert answer(wrong) == Answer("")

@@ -1,0 +1,100 @@
+"""Whose time it was when the time limit ended a trajectory: that of its engines, or its own."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from midflight.agent import LLMExecutor, LLMPlanner, LLMVerifier, Query, StopReason, ToolResult
+from midflight.engines.base import GenerateRequest
+from midflight.engines.scripted import ScriptedEngine
+from tests.agent.doubles import LookupTool, compact_flow
+
+PERU = Query("How many people live in Peru?", seed=7)
+WAITED = "modules had waited {} s for their engines at the time limit, longest the {}"
+
+
+@pytest.mark.parametrize(
+    ("delay", "tool_delay", "reason"),
+    [(30.0, 0.0, StopReason.INFRASTRUCTURE), (0.3, 0.6, StopReason.MAX_SECONDS)],
+)
+def test_time_that_one_wait_for_an_engine_took_is_not_the_agents(
+    delay: float, tool_delay: float, reason: StopReason
+) -> None:
+    slow = LookupTool("slow", {"x": "late"}, delay=tool_delay)
+    flow, _ = compact_flow([], slow, max_seconds=1.0)
+    engine = ScriptedEngine(lambda request: "slow: x", delay=delay)
+    flow = replace(flow, planner=LLMPlanner(engine, format="compact"))
+    trajectory = asyncio.run(flow.run(PERU))
+    assert (trajectory.stop_reason, trajectory.answer) == (reason, None)
+    told = re.fullmatch(WAITED.format(r"1\.\d", "planner"), trajectory.error)
+    assert (told is not None) == trajectory.stop_reason.lost
+
+
+@pytest.mark.parametrize(
+    ("delay", "tool_delay", "reason"), [(30.0, 0.0, StopReason.INFRASTRUCTURE), (0.1, 30.0, StopReason.MAX_SECONDS)]
+)
+def test_an_executors_wait_for_its_engine_is_not_the_agents_but_its_tools_is(
+    delay: float, tool_delay: float, reason: StopReason
+) -> None:
+    slow = LookupTool("slow", {"x": "late"}, delay=tool_delay)
+    writer = LLMExecutor(ScriptedEngine(lambda request: '{"key": "x"}', delay=delay))
+    flow, _ = compact_flow(lambda request: "slow: x", slow, max_seconds=0.5, executor=writer)
+    trajectory = asyncio.run(flow.run(PERU))
+    assert (trajectory.stop_reason, len(slow.calls)) == (reason, int(delay < 1))
+    told = re.fullmatch(WAITED.format(r"0\.[56]", "executor"), trajectory.error)
+    assert (told is not None) == trajectory.stop_reason.lost
+
+
+class FakeTime(asyncio.SelectorEventLoop):
+    """Its time is what the test says."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("waits", "error"),
+    [
+        ({"planner": 20, "executor": 5, "verifier": 5}, WAITED.format("85.0", "planner")),
+        ({"planner": 0, "executor": 5, "verifier": 20}, WAITED.format("55.0", "verifier")),
+        ({"planner": 0, "executor": 18, "verifier": 0}, WAITED.format("54.0", "executor")),
+        ({"planner": 5, "executor": 5, "verifier": 10}, ""),  # 50 of 100
+        ({"planner": 0, "executor": 0, "verifier": 0}, ""),
+    ],
+)
+def test_all_waits_for_engines_count_together_and_those_of_tools_do_not(waits: dict[str, int], error: str) -> None:
+    loop = FakeTime()
+
+    def module(name: str, says: str) -> ScriptedEngine:
+        def answer(request: GenerateRequest) -> str:
+            loop.now += waits[name]
+            return says
+
+        return ScriptedEngine(answer)
+
+    class Slow(LookupTool):
+        async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+            result = await super().call(arguments, seconds)
+            if len(self.calls) == 3:  # runs into the time limit
+                loop.now += 1000
+                await asyncio.Event().wait()
+            loop.now += 7
+            return result
+
+    flow, _ = compact_flow([], Slow("slow", {"x": "late"}), max_seconds=100, tool_seconds=10_000, clock=loop.time)
+    flow = replace(
+        flow,
+        planner=LLMPlanner(module("planner", "slow: x"), format="compact"),
+        executor=LLMExecutor(module("executor", '{"key": "x"}')),
+        verifier=LLMVerifier(module("verifier", "no verdict")),
+    )
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        trajectory = runner.run(flow.run(PERU))
+    assert trajectory.stop_reason is (StopReason.INFRASTRUCTURE if error else StopReason.MAX_SECONDS)
+    assert (trajectory.error, len(trajectory.turns)) == (error, 2)
