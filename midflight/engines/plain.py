@@ -3,7 +3,8 @@
 Invariant: no control token can be spelt in it. A server reads `<|im_end|>` in a web page as the end of a message, so
 what has the shape of a control token is taken apart by a space, the same way every time. The shape is a name in angle
 brackets, with bars or without, or a word in capitals between `>>` and `<<`: it need not be known, but HTML tags, types
-and single letters stay as they are.
+and single letters stay as they are. In square brackets it is a name with bars, or capitals joined by underscores; of
+other words, which may as well be an index or a note, those that models have.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ _TEXT = (
 )
 """What may stand in angle brackets: tags of HTML (but those that some model has as a token, `s`, `image`, `audio`,
 `video`, `img`, `object`, `source`; `PRE` in capitals is one too), types, letters, numbers, names of C++."""
-_BRACKETS = r"[A-Z]+(?:_[A-Z]+)+|INST|ARGS|THINK|IMG|PREFIX|MIDDLE|SUFFIX|AUDIO|[gs]?MASK|CLS|SEP|PAD|UNK|BOS|EOS"
+_BRACKETS = (
+    r"[A-Z]+(?:_[A-Z\d]+)+|INST|ARGS|THINK|IMG|REF|PREFIX|MIDDLE|SUFFIX|AUDIO|TRANSCRIBE|[gs]?MASK|CLS|SEP|UNK|"
+    r"PAD\d{0,7}|[BE]O[DMST]|@[A-Z]+@|(?:start|end)_header_id|(?:control_|extra_id_|unused_?)\d{1,7}|multimodal"
+)
+"""In square brackets: of Mistral, Kimi, Gemma, GLM, BERT and those that take after them."""
 _CONTROL = re.compile(  # each run is bounded: the time is linear whatever the text
     rf"<(?=[|｜][^<>\s]{{1,64}}>|[^<>\s]{{1,64}}[|｜]>|\]\w{{1,64}}\[>"
     rf"|PRE>|(?!/?(?i:{_TEXT})/?>)/?[\w:.|-]{{0,63}}[^\W\d_][\w:.|-]{{0,63}}/?>)"

@@ -343,6 +343,7 @@ ORDINARY = (
     "List<int>, Map<String, List<T>>, vector<std::string>, Vec<u8>; x<y and y>z; if a<b: c>d; cout<<x>>y",
     "<https://a.example/x_y> <me@a.example>",
     ">>> print(1) <<< x>>Y<<2; 1>>100<<2; a >> MASK << 3; >>answer<<",
+    "[turn 3]; [citation needed]; xs = [[1, 2], ['a', b]]; x[batch_idx]; x[i_1]; [x](y); [USA]; [a-z_]; [@me]",
 )
 
 
@@ -357,6 +358,11 @@ ORDINARY = (
         ("<sop><eop><seed:eos><|turn><turn|>", "< sop>< eop>< seed:eos>< |turn>< turn|>"),
         ("a<end_of_utterance>b<fake_token_around_image>", "a< end_of_utterance>b< fake_token_around_image>"),
         ("[SYSTEM_PROMPT]]<]minimax[>[ ]~b] ]~!b[ [e~[", "[ SYSTEM_PROMPT]]< ]minimax[>[ ] ~b] ] ~!b[ [ e~["),
+        ("[EOT][BOS][EOS][/THINK][REF][TRANSCRIBE]", "[ EOT][ BOS][ EOS][ /THINK][ REF][ TRANSCRIBE]"),
+        ("[start_header_id]system[end_header_id]", "[ start_header_id]system[ end_header_id]"),
+        ("[control_8][@BOS@][multimodal][PAD151645]", "[ control_8][ @BOS@][ multimodal][ PAD151645]"),
+        ("[UNUSED_TOKEN_146] x[unused12] [unused_3]", "[ UNUSED_TOKEN_146] x[ unused12] [ unused_3]"),
+        ("[MODEL_SETTINGS]{}[/MODEL_SETTINGS][TOOL_CALLS]", "[ MODEL_SETTINGS]{}[ /MODEL_SETTINGS][ TOOL_CALLS]"),
         ("<new-model.token> <image> <0x0A>", "< new-model.token> < image> < 0x0A>"),
         (">>ANSWER<< >>QUESTION<<>>TITLE<< <PRE> <pre>", "> >ANSWER<< > >QUESTION<<> >TITLE<< < PRE> <pre>"),
         *((text, text) for text in ORDINARY),
@@ -375,6 +381,8 @@ def test_taking_apart_takes_time_in_proportion_whatever_the_text() -> None:
         "<|" * 10_000,
         "<" + "a::" * 7_000,
         "[A" + "_A" * 10_000,
+        "[PAD" + "1" * 20_000,
+        "[@" + "A" * 20_000,
         "[|" * 9_000,
         ">" * 20_000 + "<",
         ">>" + "A" * 20_000 + "<",

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,8 +109,6 @@ class LocalEngine:
         return self._encoder.encode(messages)
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        if request.sampling.stop:
-            raise EngineError("the local engine ends at a grammar's end or an end token: it has no stop strings")
         if request.json_schema is not None:
             raise EngineError("the local engine takes a grammar, not a JSON schema")
         segments = [list(request.prompt_ids)] if request.prompt_ids else self._encoder.encode(request.messages)
@@ -126,6 +125,8 @@ class LocalEngine:
         except GrammarError as error:
             raise EngineError(str(error)) from error
         row = Row(segments, dataclasses.replace(request.sampling, seed=seed), request.grammar, self._stop_ids)
+        if request.sampling.stop:
+            row.spells = partial(self.masks.spells, request.sampling.stop)
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._queue.append((row, request, future))
         if self._pump is None or self._pump.done():
@@ -193,7 +194,7 @@ class LocalEngine:
         ended = row.finish is FinishReason.STOP and row.ids[-1] in self._stop_ids
         text = self.tokenizer.decode(row.ids[:-1] if ended else row.ids, skip_special_tokens=False)
         return Generation(
-            text=text,
+            text=before(text, row.sampling.stop),
             finish_reason=row.finish or FinishReason.LENGTH,
             prompt_ids=row.prompt,
             ids=tuple(row.ids),
@@ -230,6 +231,12 @@ class LocalEngine:
     def close(self) -> None:
         """Stop the worker thread."""
         self._worker.shutdown(wait=False, cancel_futures=True)
+
+
+def before(text: str, stop: tuple[str, ...]) -> str:
+    """The part of `text` before the stop string that is spelt first; the drawn ids spell it too."""
+    ends = [(text.find(one) + len(one), text.find(one)) for one in stop if one in text]
+    return text[: min(ends)[1]] if ends else text
 
 
 def _give_back() -> None:

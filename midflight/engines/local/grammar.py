@@ -5,6 +5,7 @@ Invariant: `Masks.replay(grammar, ids)` gives, position by position, the mask th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -53,6 +54,11 @@ class Masks:
         if matcher.is_error():
             raise GrammarError(f"grammar does not compile: {matcher.get_error()}")
         return matcher
+
+    def spells(self, stop: tuple[str, ...], ids: Sequence[int]) -> bool:
+        """Whether one of `stop` is in the text of `ids`, byte by byte: a character may be spelt by several tokens."""
+        text = self._tokenizer.decode_bytes(list(ids))
+        return any(one.encode("utf-8", "surrogatepass") in text for one in stop)
 
     def allowed(self, matcher: LLMatcher) -> np.ndarray:
         """Boolean [vocabulary]: the tokens that may come next."""

@@ -1,7 +1,8 @@
 """Messages to token ids, segment by segment.
 
-Invariant: each part of a message is tokenised by itself and as plain text, so a control token spelt in a tool's
-result is never a control token, and a prompt that repeats another's parts repeats its ids.
+Invariant: each part of a message is tokenised by itself and as plain text, so what spells an added token in a tool's
+result, special (`<|im_end|>`) or not (`</think>`), is never that token, and a prompt that repeats another's parts
+repeats its ids.
 """
 
 from __future__ import annotations
@@ -25,15 +26,40 @@ class PromptEncoder:
         self._chat = chat_template
         self._frames: dict[tuple[str, ...], list[list[int]]] = {}
         self._parts: dict[str, list[int]] = {}
+        added = {token: str(one.content) for token, one in tokenizer.added_tokens_decoder.items()}
+        self._added = {token: text for token, text in added.items() if text.replace("▁", "").strip()}
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of `text` as plain text: no control tokens are recognised or added."""
+        """Ids of `text` as plain text: no added tokens are recognised, but those of spaces alone."""
         ids = self._parts.get(text)
         if ids is None:
             ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            if not self._added.keys().isdisjoint(ids):  # that splits those alone that are marked as special
+                ids = self._without_added(text)
             if len(self._parts) > 20_000:
                 self._parts.clear()
             self._parts[text] = ids
+        return ids
+
+    def _without_added(self, text: str) -> list[int]:
+        """Ids of `text` by the tokenizer's steps, but for the first, which looks for added tokens."""
+        steps = self._tokenizer.backend_tokenizer
+        if steps.normalizer is not None:
+            text = steps.normalizer.normalize_str(text)
+        words = [text]
+        if steps.pre_tokenizer is not None:
+            words = [word for word, _ in steps.pre_tokenizer.pre_tokenize_str(text)]
+        return [token for word in words for token in self._spelt(word)]
+
+    def _spelt(self, word: str) -> list[int]:
+        """Ids of a word. A vocabulary may have an added token as a word of its own: its letters are taken apart."""
+        ids: list[int] = []
+        for token in self._tokenizer.backend_tokenizer.model.tokenize(word):
+            whole = token.value
+            if len(whole) > 1 and whole in word and self._added.get(token.id) == whole:
+                ids += self._spelt(whole[0]) + self._spelt(whole[1:])
+            else:
+                ids.append(token.id)
         return ids
 
     def encode(self, messages: tuple[Message, ...]) -> list[list[int]]:

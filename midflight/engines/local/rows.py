@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,10 @@ from midflight.engines.local.prefixes import Ids
 
 @dataclass
 class Row:
-    """One request in decoding. `segments` are the prompt's ids in order; `sampling.seed` must be set."""
+    """One request in decoding. `segments` are the prompt's ids in order; `sampling.seed` must be set.
+
+    `spells` says of drawn ids whether a stop string is spelt; None: there are no stop strings.
+    """
 
     segments: list[list[int]]
     sampling: Sampling
@@ -25,6 +29,7 @@ class Row:
     forced: list[bool] = field(default_factory=list)
     supports: list[Ids] = field(default_factory=list)
     finish: FinishReason | None = None
+    spells: Callable[[Sequence[int]], bool] | None = None
 
     def __post_init__(self) -> None:
         self.prompt: Ids = tuple(token for segment in self.segments for token in segment)
@@ -59,6 +64,7 @@ class Node:
         if self.matcher is not None:
             self.matcher.consume_token(token)
         stopped = token in head.stop_ids or (self.matcher is not None and self.matcher.is_stopped())
+        stopped = stopped or (head.spells is not None and head.spells([*head.ids, token]))
         spent = len(head.ids) + 1 >= head.sampling.max_tokens
         for row in self.rows:
             row.ids.append(token)
