@@ -225,6 +225,7 @@ class Updater:
         self._skipped.clear()
         metrics.grad_norm = max(metrics.grad_norm, norm)
         self.optimizer.step()
+        self.policy.settle()
 
     def _skip(self, rows: list[Row], norm: float, metrics: UpdateMetrics) -> None:
         """Leave an optimizer step out."""
