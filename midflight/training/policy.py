@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import LoraConfig as PeftLora
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
     from midflight.engines.vllm import VllmEngine
 
 ADAPTER = "default"
+MOVED = 1e-4
+"""A change of the trainer's log-probs that the sampler's have to show, whatever they may differ by."""
+SHOWN = 0.1
+"""The share of it that they have to show at least: rounding takes some of it, never nearly all."""
 
 
 class SyncError(RuntimeError):
-    """The sampler's weights differ from the trainer's after a sync."""
+    """The sampler's weights are not the trainer's after a sync."""
 
 
 class Policy:
@@ -51,6 +56,7 @@ class Policy:
         self.base_name = loaded.name
         self.tokenizer = loaded.tokenizer
         self.device = loaded.device
+        self._probed: WeakKeyDictionary[object, tuple[torch.Tensor, torch.Tensor]] = WeakKeyDictionary()
         self._frozen = copy.deepcopy(loaded.model) if reference and lora is None else None
         coarse = loaded.model.dtype != torch.float32
         self._masters: Masters | None = None
@@ -179,7 +185,8 @@ class Policy:
             The largest difference of the probe's log-probs.
 
         Raises:
-            SyncError: it exceeds `bound`, or a weight was left stale.
+            SyncError: it exceeds `bound`, a weight was left stale, or the sampler's log-probs stayed where they were
+                when the trainer's moved.
         """
         self.write(engine.model)
         engine.set_version(version)
@@ -201,17 +208,22 @@ class Policy:
         shutil.rmtree(folder, ignore_errors=True)
         adapter.mkdir(parents=True)
         self.save(adapter)
-        return self._compare(torch.tensor(asyncio.run(swap())), bound)
+        return self._compare(engine, torch.tensor(asyncio.run(swap())), bound)
 
     def probe(self, engine: LocalEngine, bound: float) -> float:
         """Compare log-probs of fixed ids between trainer and sampler; see `sync`."""
-        return self._compare(engine.probe(self._probe_ids()), bound)
+        return self._compare(engine, engine.probe(self._probe_ids()), bound)
 
     def _probe_ids(self) -> list[int]:
         return [(index * 7919 + 13) % int(self.causal.config.vocab_size) for index in range(24)]
 
     @torch.no_grad()
-    def _compare(self, theirs: torch.Tensor, bound: float) -> float:
+    def _compare(self, sampler: object, theirs: torch.Tensor, bound: float) -> float:
+        """Are log-probs `theirs` those of the present weights? Within `bound`, and of none that came before.
+
+        The bound alone would take an adapter that is not applied for one that is as long as it does little. So each
+        probe is also compared with that of older weights, which a sampler that still has them repeats.
+        """
         ids = self._probe_ids()
         tokens = torch.tensor([ids], device=self.device)
         with self._as_sampled() as model:
@@ -220,6 +232,15 @@ class Policy:
         gap = float((ours - theirs).abs().max())
         if not gap <= bound:
             raise SyncError(f"probe after sync: sampler and trainer log-probs differ by {gap:.3g}, bound {bound:.3g}")
+        earlier = self._probed.setdefault(sampler, (ours, theirs))
+        moved, shown = (float((now - then).abs().max()) for now, then in zip((ours, theirs), earlier, strict=True))
+        if moved > MOVED:
+            if shown < SHOWN * moved:
+                raise SyncError(
+                    f"probe after sync: the sampler still has older weights: its log-probs moved by {shown:.3g} where "
+                    f"the trainer's moved by {moved:.3g}"
+                )
+            self._probed[sampler] = (ours, theirs)
         return gap
 
     def save(self, folder: Path) -> None:
