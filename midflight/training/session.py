@@ -242,13 +242,13 @@ class Session(ABC):
             saved = done
             for step in range(done + 1, self.settings.steps + 1):
                 began = time.monotonic()
-                spent = self.ledger.to_json()
+                spent, moved = self.ledger.to_json(), self.updater.steps
                 try:
                     record = self._step(store, run_id, step)
                 except CannotWrite:
                     raise
-                except TrainingStopped:  # in the rollouts: the weights are still those of the step before
-                    if step - 1 > saved:
+                except (TrainingStopped, DriftError, OutOfMemory):  # the first: in the rollouts
+                    if step - 1 > saved and self.updater.steps == moved:  # still the weights of the step before
                         self._save(store, metrics, step - 1)
                     raise
                 if self.ledger.of:
@@ -274,7 +274,7 @@ class Session(ABC):
         """Make step `step`, counted from 1, and sync; returns its metrics record.
 
         Raises:
-            TrainingStopped: before anything of the step moved the weights; what was made so far is then saved.
+            TrainingStopped, DriftError, OutOfMemory: unless the step moved the weights, what was made so far is saved.
         """
 
     def _before(self, store: Store, run_id: int, done: int) -> EvaluationResult | None:

@@ -109,6 +109,8 @@ class Updater:
         self.settings, self.rescue, self.note = settings, rescue, note
         self.pack_tokens = settings.pack_tokens
         self.flex, self.exact = settings.attention == "flex", exact
+        self.steps = 0
+        """Optimizer steps that were made."""
         self._skipped: list[list[Row]] = []  # the rows of the updates skipped in a row; none of those before a resume
 
     @property
@@ -224,6 +226,7 @@ class Updater:
             return
         self._skipped.clear()
         metrics.grad_norm = max(metrics.grad_norm, norm)
+        self.steps += 1
         self.optimizer.step()
         self.policy.settle()
 
