@@ -45,7 +45,8 @@ def load_named(recipe: Recipe, name: str) -> LoadedModel:
     device = recipe.model.device
     if not has_device(device):
         raise UserError(f"model.device = {device}: torch finds none on this machine; set model.device=auto")
-    return load(name, dtype=recipe.model.dtype, device=recipe.model.device)
+    model = recipe.model
+    return load(name, dtype=model.dtype, device=model.device, context_length=model.context_length)
 
 
 def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple[LoadedModel, str]:

@@ -22,6 +22,7 @@ from midflight.engines.base import Engine
 from midflight.engines.http.usage import difference
 from midflight.engines.local import LoadedModel
 from midflight.engines.local.batch_invariant import make_batch_invariant
+from midflight.engines.local.memory import is_out_of_memory
 from midflight.engines.local.support import is_ours
 from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped, UserError
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
@@ -44,7 +45,7 @@ from midflight.training.drift import DriftError
 from midflight.training.finished import TrainReport
 from midflight.training.policy import Policy, SyncError
 from midflight.training.rollouts import check_lost
-from midflight.training.step import GradientError, OutOfMemory, Updater, is_out_of_memory, learning_rate
+from midflight.training.step import GradientError, OutOfMemory, Updater, learning_rate
 
 if TYPE_CHECKING:
     from midflight.engines.vllm import VllmEngine
