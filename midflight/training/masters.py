@@ -7,7 +7,7 @@ packs of an update in the masters' type, and the weights' own are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,14 +45,18 @@ class Masters:
 
     def state(self) -> dict[str, Tensor]:
         """The model's state with the masters in place of its weights, those that are tied under each of their names."""
-        known = {id(parameter): self.of[name].data for name, parameter in self._model.named_parameters()}
-        state = self._model.state_dict(keep_vars=True)
-        return {name: known.get(id(value), value.detach()) for name, value in state.items()}
+        return {name: value.detach() if master is None else master.data for name, value, master in self._named()}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take what `state` gave, and settle; names that are missing were checked by who loads the model."""
-        for name, master in self.of.items():
-            if name in state:
+        """Take what `state` gave, of tied weights under any of their names, and settle."""
+        for name, _, master in self._named():
+            if master is not None and name in state:
                 master.copy_(state[name])
         self.settle()
+
+    def _named(self) -> Iterator[tuple[str, Tensor, torch.nn.Parameter | None]]:
+        """Name, value and master of all that the model's state holds."""
+        known = {id(parameter): self.of[name] for name, parameter in self._model.named_parameters()}
+        for name, value in self._model.state_dict(keep_vars=True).items():
+            yield name, value, known.get(id(value))
