@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from midflight.errors import UserError, reading
 from midflight.recipe import Recipe
@@ -45,11 +45,12 @@ def load_named(recipe: Recipe, name: str) -> LoadedModel:
     device = recipe.model.device
     if not has_device(device):
         raise UserError(f"model.device = {device}: torch finds none on this machine; set model.device=auto")
-    return load(name, dtype=recipe.model.dtype, device=recipe.model.device)
+    model = recipe.model
+    return load(name, dtype=model.dtype, device=model.device, context_length=model.context_length)
 
 
 def load_trained(recipe: Recipe, name: str, say: Callable[[str], None]) -> tuple[LoadedModel, str]:
-    """A model by any name a user may give, adapters merged in; and the name of the model all training began with.
+    """A model by any name a user may give, adapters taken in; and the name of the model all training began with.
 
     `say` gets a line for each checkpoint of a run that is passed over, or that the run drops while it is read.
 
@@ -96,13 +97,29 @@ def _load(recipe: Recipe, name: str, folder: Path, say: Callable[[str], None]) -
         return load_named(recipe, name), _root_of(base) if base is not None else name
     from peft import PeftModel
 
+    from midflight.engines.local import LoadedModel
+
     assert base is not None, "an adapter names its base"
     loaded, root = load_trained(recipe, base, say)
     with quiet_peft():
-        merged = PeftModel.from_pretrained(loaded.model, str(folder)).merge_and_unload()
-    from midflight.engines.local import LoadedModel
+        taken = _taken_in(PeftModel.from_pretrained(loaded.model, str(folder)))
+    return LoadedModel(str(folder), taken.eval().requires_grad_(False), loaded.tokenizer, loaded.device), root
 
-    return LoadedModel(str(folder), merged.eval().requires_grad_(False), loaded.tokenizer, loaded.device), root
+
+def _taken_in(adapted: Any) -> Any:
+    """The plain model of a PEFT model, its adapter merged in or, in 16 bits and on linear maps, beside the weights."""
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    from midflight.engines.local.beside import factors, put
+
+    model = adapted.get_base_model()
+    layers = [] if model.dtype == torch.float32 else list(model.named_modules())
+    for name, layer in layers:
+        if isinstance(layer, LoraLayer) and isinstance(base := layer.get_base_layer(), torch.nn.Linear):
+            put(base, base, *factors(layer))
+            model.set_submodule(name, base)
+    return adapted.merge_and_unload()
 
 
 def trained_folder(run: Path, say: Callable[[str], None]) -> Path:

@@ -199,11 +199,13 @@ def memory(recipe: Recipe, shape: ModelShape, rollouts: int | None = None) -> li
     lines = [("weights", shape.parameters * size, f"{shape.parameters / 1e6:.1f}M parameters, {recipe.model.dtype}")]
     if lora is not None:
         lines.append(("adapter", trained * 4, f"{trained / 1e6:.2f}M parameters, float32"))
-    elif recipe.training.kl_beta > 0 or has_frozen_models(recipe):
+    elif recipe.model.dtype != "float32":
+        lines.append(("masters", trained * 4, "float32, which the optimizer moves"))
+    if lora is None and (recipe.training.kl_beta > 0 or has_frozen_models(recipe)):
         lines.append(("reference", shape.parameters * size, "a frozen copy, for KL and frozen modules"))
     return [
         *lines,
-        ("sampler", shape.parameters * size, "its own copy of the weights, the adapter merged in"),
+        ("sampler", shape.parameters * size, "its own copy of the weights"),
         ("gradients", trained * 4, what),
         ("optimizer", trained * 8, "two moments, float32"),
         (

@@ -22,6 +22,7 @@ from midflight.engines.base import Engine
 from midflight.engines.http.usage import difference
 from midflight.engines.local import LoadedModel
 from midflight.engines.local.batch_invariant import make_batch_invariant
+from midflight.engines.local.memory import is_out_of_memory
 from midflight.engines.local.support import is_ours
 from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped, UserError
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
@@ -44,7 +45,7 @@ from midflight.training.drift import DriftError
 from midflight.training.finished import TrainReport
 from midflight.training.policy import Policy, SyncError
 from midflight.training.rollouts import check_lost
-from midflight.training.step import GradientError, OutOfMemory, Updater, is_out_of_memory, learning_rate
+from midflight.training.step import GradientError, OutOfMemory, Updater, learning_rate
 
 if TYPE_CHECKING:
     from midflight.engines.vllm import VllmEngine
@@ -242,13 +243,13 @@ class Session(ABC):
             saved = done
             for step in range(done + 1, self.settings.steps + 1):
                 began = time.monotonic()
-                spent = self.ledger.to_json()
+                spent, moved = self.ledger.to_json(), self.updater.steps
                 try:
                     record = self._step(store, run_id, step)
                 except CannotWrite:
                     raise
-                except TrainingStopped:  # in the rollouts: the weights are still those of the step before
-                    if step - 1 > saved:
+                except (TrainingStopped, DriftError, OutOfMemory):  # the first: in the rollouts
+                    if step - 1 > saved and self.updater.steps == moved:  # still the weights of the step before
                         self._save(store, metrics, step - 1)
                     raise
                 if self.ledger.of:
@@ -274,7 +275,7 @@ class Session(ABC):
         """Make step `step`, counted from 1, and sync; returns its metrics record.
 
         Raises:
-            TrainingStopped: before anything of the step moved the weights; what was made so far is then saved.
+            TrainingStopped, DriftError, OutOfMemory: unless the step moved the weights, what was made so far is saved.
         """
 
     def _before(self, store: Store, run_id: int, done: int) -> EvaluationResult | None:

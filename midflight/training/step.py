@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from midflight.engines.local.grammar import Masks
+from midflight.engines.local.memory import is_out_of_memory
 from midflight.engines.local.support import is_ours
 from midflight.recipe.config import TrainingConfig
 from midflight.training.drift import DriftCheck, drift_cause, without
@@ -31,14 +32,6 @@ MOST_SKIPPED = 3
 """Updates in a row whose gradient is not finite before the run stops."""
 LEAST_PACK = 64
 """Tokens below which a pack is not split further when memory runs out."""
-NO_MEMORY = (
-    "out of memory",  # CUDA outside of torch's allocator, MPS
-    "alloc_failed",  # cuBLAS and its kin
-    "not enough memory",  # the CPU's allocator
-    "allocate memory",  # the system: can't, cannot
-    "bad_alloc",  # C++
-)
-"""What errors say, in small letters, when an allocation failed."""
 
 
 class GradientError(RuntimeError):
@@ -109,6 +102,8 @@ class Updater:
         self.settings, self.rescue, self.note = settings, rescue, note
         self.pack_tokens = settings.pack_tokens
         self.flex, self.exact = settings.attention == "flex", exact
+        self.steps = 0
+        """Optimizer steps that were made."""
         self._skipped: list[list[Row]] = []  # the rows of the updates skipped in a row; none of those before a resume
 
     @property
@@ -224,7 +219,9 @@ class Updater:
             return
         self._skipped.clear()
         metrics.grad_norm = max(metrics.grad_norm, norm)
+        self.steps += 1
         self.optimizer.step()
+        self.policy.settle()
 
     def _skip(self, rows: list[Row], norm: float, metrics: UpdateMetrics) -> None:
         """Leave an optimizer step out."""
@@ -367,12 +364,6 @@ def mean_free(row: Row, values: Sequence[float]) -> float:
     """The mean of what belongs to a row's trained tokens."""
     free = [value for value, forced in zip(values, row.forced, strict=True) if not forced]
     return sum(free) / len(free)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on any device; only the allocator of CUDA has a type of its own for that."""
-    said = str(error).lower()
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in said for text in NO_MEMORY)
 
 
 def learning_rate(settings: TrainingConfig, step: int) -> float:

@@ -12,7 +12,7 @@ import torch
 
 from midflight.api import recipe_for
 from midflight.engines.base import GenerateRequest, Message, Sampling
-from midflight.engines.local import LocalEngine, load, support
+from midflight.engines.local import LocalEngine, ModelError, load, support
 from midflight.engines.local.support import is_ours
 from midflight.errors import UserError
 from midflight.recipe.config import TrainingConfig
@@ -50,6 +50,14 @@ def windowed() -> Any:
     from transformers import MistralConfig, MistralForCausalLM
 
     return MistralForCausalLM(MistralConfig(**SIZES, **HEADS, sliding_window=8))
+
+
+def mixed() -> Any:
+    """Every second of Ministral's layers sees a window only."""
+    from transformers import MinistralConfig, MinistralForCausalLM
+
+    kinds = ["sliding_attention", "full_attention"]
+    return MinistralForCausalLM(MinistralConfig(**SIZES, **{"sliding_window": 8, **HEADS}, layer_types=kinds))
 
 
 def capped() -> Any:
@@ -121,8 +129,8 @@ def saved(make: Any, folder: Path) -> str:
     return str(folder)
 
 
-def drawn(folder: str) -> list[Row]:
-    engine = LocalEngine(load(folder), chat_template=False)
+def drawn(folder: str, context_length: int = 2048) -> list[Row]:
+    engine = LocalEngine(load(folder, context_length=context_length), chat_template=False)
     turns = (("Question 1 + 2?\n", "a"), ("Question 1 + 2?\n", "Result 3\n", "b"))
     requests = [
         GenerateRequest(
@@ -215,6 +223,45 @@ def test_llama_takes_ours_and_both_ways_agree(tmp_path: Path) -> None:
         assert ours == pytest.approx(theirs, abs=1e-5)
         assert ours == pytest.approx(row.logprobs, abs=1e-5)
     engine.close()
+
+
+def test_a_window_as_long_as_the_context_hides_nothing(tmp_path: Path) -> None:
+    for make in (windowed, mixed):
+        folder = saved(make, tmp_path / make.__name__)
+        assert not is_ours(load(folder, context_length=9).model)
+        assert is_ours(load(folder, context_length=8).model)
+
+
+def test_a_mistral_within_its_window_is_drawn_and_scored_as_by_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(HEADS, "sliding_window", 64)
+    folder = saved(mixed, tmp_path)
+    loaded = load(folder, context_length=64)
+    rows = drawn(folder, 64)
+    free = [value for row in rows for value, forced in zip(row.logprobs, row.forced, strict=True) if not forced]
+    assert free == pytest.approx(literal(folder, rows), abs=1e-4)
+    engine = LocalEngine(loaded, chat_template=False, context_length=64)
+    for ours, row in zip(update.score_rows(loaded.model, engine.masks, pack_rows(rows, 64)), rows, strict=True):
+        assert ours == pytest.approx(row.logprobs, abs=1e-5)
+    engine.close()
+
+
+@pytest.mark.parametrize("where", ["make_trunk", "_packed_logits"])
+def test_memory_that_runs_out_says_nothing_about_a_model(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    folder = saved(llama, tmp_path)
+    monkeypatch.setattr(support, where, full)
+    with pytest.raises(ModelError) as caught:
+        load(folder, device="cpu")
+    assert str(caught.value) == (
+        f"model.name={folder}: out of memory on cpu (CUDA out of memory. Tried to allocate 2.00 GiB.); make room "
+        "there, or set another model.device"
+    )
 
 
 def test_in_16_bits_the_same_models_take_ours(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midflight.training import step
+from midflight.engines.local.memory import is_out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -21,10 +21,10 @@ from midflight.training import step
     ],
 )
 def test_memory_that_ran_out_is_known_by_what_each_device_says(text: str) -> None:
-    assert step.is_out_of_memory(RuntimeError(text))
+    assert is_out_of_memory(RuntimeError(text))
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:
-    assert step.is_out_of_memory(MemoryError())
+    assert is_out_of_memory(MemoryError())
     for text in ("CUDA error: an illegal memory access was encountered", "Expected a contiguous memory format"):
-        assert not step.is_out_of_memory(RuntimeError(text))
+        assert not is_out_of_memory(RuntimeError(text))

@@ -19,6 +19,8 @@ from midflight.store import RunFolder, Store, read_metrics
 from midflight.store.seals import checkpoint_folders
 from midflight.tasks.base import Task
 from midflight.tools import tool
+from midflight.training.drift import DriftError
+from midflight.training.step import OutOfMemory
 from midflight.training.trainer import Trainer
 
 pytestmark = pytest.mark.model
@@ -104,6 +106,30 @@ def test_drift_stops_the_run_and_is_one_line(model: Path, tmp_path: Path, monkey
     monkeypatch.setattr("midflight.training.session.make_batch_invariant", lambda model: False)  # or it would be 0
     with pytest.raises(TrainingStopped, match="sampler and trainer disagree: log-prob .* training.max_drift = 1e-30"):
         run(recipe(model, "training.max_drift=1e-30"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("fault", "moves"), [(DriftError, False), (OutOfMemory, True)])
+def test_the_steps_before_an_update_that_stops_the_run_are_kept_unless_it_moved_the_weights(
+    model: Path, tmp_path: Path, fault: type[RuntimeError], moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from midflight.training.step import Updater
+
+    real, calls = Updater.update, []
+
+    def stopping(self: Updater, *arguments: Any, **settings: Any) -> Any:
+        calls.append(1)
+        if len(calls) < 3:
+            return real(self, *arguments, **settings)
+        if moves:
+            real(self, *arguments, **settings)
+        raise fault("so it ends")
+
+    monkeypatch.setattr(Updater, "update", stopping)
+    with pytest.raises(TrainingStopped, match="so it ends"):
+        run(recipe(model, "training.save_every=50", steps=8), tmp_path)
+    done = [record["step"] for record in read_metrics(RunFolder(tmp_path).metrics)]
+    kept = [folder.name for folder in RunFolder(tmp_path).checkpoints.glob("step-*")]
+    assert len(done) >= 2 and kept == ([] if moves else [f"step-{done[-1]:05d}"])
 
 
 def test_updates_skipped_in_a_row_are_counted_over_a_resume(

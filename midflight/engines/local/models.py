@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from midflight.engines.local import attention
+from midflight.engines.local.memory import is_out_of_memory
 from midflight.engines.local.support import adopt
 from midflight.errors import UserError
 from midflight.paths import OwnFolder, embedded_folder, remove_ownerless
@@ -149,22 +150,31 @@ def read_tokenizer(source: str, where_from: Mapping[str, bool]) -> Any:
     return AutoTokenizer.from_pretrained(source, **where_from)
 
 
-def load(name: str, *, dtype: str = "float32", device: str = "auto") -> LoadedModel:
-    """Load a model for sampling.
+def load(name: str, *, dtype: str = "float32", device: str = "auto", context_length: int | None = None) -> LoadedModel:
+    """Load a model for sampling, of at most `context_length` tokens where it is given.
 
     Raises:
-        ModelError: it does not exist or cannot be read; one line.
+        ModelError: it does not exist, cannot be read, or there is no memory for it; one line.
     """
     from transformers import AutoModelForCausalLM
 
     attention.register()
     where = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(where if device == "auto" else device)
-    with pretrained(name, "model.name") as (source, where_from):
-        tokenizer = read_tokenizer(source, where_from)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), **where_from)
-    placed: Any = model
-    placed.to(target).eval().requires_grad_(False)
-    if reason := adopt(placed):
+    try:
+        with pretrained(name, "model.name") as (source, where_from):
+            tokenizer = read_tokenizer(source, where_from)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype), **where_from)
+        placed: Any = model
+        placed.to(target).eval().requires_grad_(False)
+        reason = adopt(placed, context_length)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        line = textwrap.shorten(str(error), MOST_CHARACTERS, placeholder=" ...")
+        raise ModelError(
+            f"model.name={name}: out of memory on {target} ({line}); make room there, or set another model.device"
+        ) from error
+    if reason:
         _log.warning("model.name=%s: one request and one row at a time, since %s", name, reason)
     return LoadedModel(name=name, model=placed, tokenizer=tokenizer, device=target)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from midflight.engines.local import attention
+from midflight.engines.local.memory import is_out_of_memory
 from midflight.engines.local.prefilling import make_trunk, prefill
 from midflight.engines.local.prefixes import PrefixTree
 
@@ -21,6 +22,9 @@ _PATHS = ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
 _BEHIND = (1e-3, 0.2)
 """Of the largest logit, in 32 and in 16 bits: sums in another order move the embedded model's by 7e-6 and by 0.06."""
 
+_FAULTS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
+"""What the code of a model raises when it meets what it does not expect: then it is not one that takes our mask."""
+
 
 def is_ours(model: Any) -> bool:
     """Whether the model runs on Midflight's attention."""
@@ -28,9 +32,12 @@ def is_ours(model: Any) -> bool:
 
 
 @torch.no_grad()
-def adopt(model: Any) -> str:
-    """Give `model` Midflight's attention, or leave it as it is; the reason why not, empty when it could be."""
-    if reason := unlike(model.config):
+def adopt(model: Any, context_length: int | None = None) -> str:
+    """Give `model` Midflight's attention, or leave it as it is; the reason why not, empty when it could be.
+
+    It will see no more than `context_length` tokens. Memory that runs out is no reason, and raised.
+    """
+    if reason := unlike(model.config, context_length):
         return reason
     own = model.config._attn_implementation
     ids = torch.tensor(_TREE["ids"], device=model.device) % model.config.vocab_size
@@ -43,7 +50,9 @@ def adopt(model: Any) -> str:
             "on a packed tree of tokens": (_packed_logits(model, ids)[torch.tensor(_PATHS)], plain, (1e-4, 5e-2)),
             "behind a trunk": (_drawn_logits(model, ids), plain[:, -1], _BEHIND),
         }
-    except Exception as error:  # whatever its code does not expect: then it is not one that takes our mask
+    except _FAULTS as error:
+        if is_out_of_memory(error):
+            raise
         reason = f"it does not take a packed tree of tokens or a trunk ({' '.join(str(error).split())[:160]})"
     else:
         for way, (found, right, bounds) in ways.items():
@@ -55,10 +64,16 @@ def adopt(model: Any) -> str:
     return reason
 
 
-def unlike(config: Any) -> str:
-    """What about a model a short text cannot show; empty when there is nothing."""
+def unlike(config: Any, context_length: int | None = None) -> str:
+    """What about a model a short text cannot show; empty when there is nothing.
+
+    A window that is at least as long as the context hides nothing.
+    """
     kinds = set(getattr(config, "layer_types", None) or ())
-    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    window = getattr(config, "sliding_window", None)
+    windowed = window and getattr(config, "use_sliding_window", True)
+    if window and context_length is not None and window >= context_length:
+        kinds, windowed = kinds - {"sliding_attention"}, False
     if windowed if not kinds else kinds - {"full_attention"}:
         return f"it has layers of other kinds than full attention ({', '.join(sorted(kinds)) or 'a sliding window'})"
     return ""
