@@ -169,6 +169,20 @@ def test_shaping_costs_are_taken_off_before_the_mean():
     assert carries_signal(group, chosen) and not carries_signal(group, PLAIN)
 
 
+def test_equal_costs_in_other_turns_leave_a_group_without_signal():
+    """59 drawn tokens each: the two totals differ in their last bit, which neither trains nor lets the KL be scaled."""
+    shaping = ShapingConfig(length=0.001)
+    group = Group(TASK, (trajectory([21, 40]), trajectory([23, 38])), (1.0, 1.0))
+    assert trained([group], settings(shaping=shaping)) == []
+    chosen = settings(shaping=shaping, kl_in="reward", kl_estimate="k1")
+    rows = {
+        place: replace(row, reference=tuple(value - 1e-3 * place.trajectory for value in row.logprobs))
+        for place, row in rows_of([group]).items()
+    }
+    assert advantages([group], chosen, rows) == [[[0.0, 0.0]] * 2]
+    assert trained([Group(TASK, (trajectory([21, 40]), trajectory([24, 38])), (1.0, 1.0))], settings(shaping=shaping))
+
+
 def test_an_overlong_trajectory_is_kept_masked_or_penalised():
     cut, full = trajectory([3], cut=True), trajectory([3])
     crowded = trajectory([3], stop=StopReason.CONTEXT_OVERFLOW)
