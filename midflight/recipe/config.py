@@ -6,6 +6,7 @@ and every error is one line with the key, the value and what to do.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any, Literal
 
 from pydantic import Field
@@ -315,8 +316,8 @@ class TrainingConfig(Section):
 
     @property
     def most_queries(self) -> int:
-        """Queries of a step, with all refills."""
-        return int(self.queries_per_step * self.refill_factor)
+        """Queries of a step, with all refills; the factor is the decimal number that the recipe says."""
+        return int(self.queries_per_step * Fraction(str(self.refill_factor)))
 
 
 class SftConfig(Section):

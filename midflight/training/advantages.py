@@ -2,7 +2,7 @@
 
 An estimator gives each trajectory one number, which `broadcast` lays on all its turns, or places a number on each turn
 itself (`gigpo`). Invariant: a group is its trajectories; how many turns or tokens each took changes nothing but where a
-number is placed. A group whose advantages are all zero carries no signal.
+number is placed. A group whose advantages are all zero carries no signal, and what only rounding tells apart is alike.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
+
+TOLERANCE = 1e-9
+"""Numbers that differ by no more than this share of the larger are alike. The same costs in another order make sums
+that differ by their rounding, which a division by their std would scale to full strength."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,14 @@ class Outcome:
     @property
     def total(self) -> float:
         """R_i: the outcome and what its turns add."""
-        return fsum((self.reward, *self.turn_rewards))
+        return _sum((self.reward, *self.turn_rewards))
 
     def returns(self, discount: float) -> list[float]:
         """The discounted return from each turn on; the outcome comes with the last turn."""
         found: list[float] = []
         following = self.reward
         for index, reward in enumerate(reversed(self.turn_rewards)):
-            following = reward + (following if index == 0 else discount * following)
+            following = _sum((reward, following if index == 0 else discount * following))
             found.append(following)
         return found[::-1]
 
@@ -61,7 +65,7 @@ def dr_grpo(rewards_G: Sequence[float]) -> list[float]:
     if not has_signal(rewards_G):
         return [0.0] * len(rewards_G)
     mean = fsum(rewards_G) / len(rewards_G)
-    return [reward - mean for reward in rewards_G]
+    return [_above(mean, reward) for reward in rewards_G]
 
 
 def rloo(rewards_G: Sequence[float]) -> list[float]:
@@ -137,15 +141,30 @@ def carries(placed: Placed) -> bool:
 
 
 def has_signal(rewards_G: Sequence[float]) -> bool:
-    """Whether the rewards differ at all."""
-    return len(rewards_G) > 1 and max(rewards_G) > min(rewards_G)
+    """Whether the rewards differ by more than rounding."""
+    return len(rewards_G) > 1 and _differ(max(rewards_G), min(rewards_G))
+
+
+def _differ(one: float, other: float) -> bool:
+    return abs(one - other) > TOLERANCE * max(abs(one), abs(other))
+
+
+def _above(mean: float, value: float) -> float:
+    """How far a value is above the mean; 0 where they are alike, so that `carries` sees no rounding."""
+    return value - mean if _differ(value, mean) else 0.0
+
+
+def _sum(parts: Sequence[float]) -> float:
+    """The sum; 0 where the parts cancel up to rounding, of which no share could be told."""
+    found = fsum(parts)
+    return 0.0 if abs(found) <= TOLERANCE * max(map(abs, parts)) else found
 
 
 def _normalised(values: Sequence[float], population: Sequence[float], correction: int) -> list[float]:
     if not has_signal(population):
         return [0.0] * len(values)
     mean = fsum(population) / len(population)
-    variance = fsum((value - mean) ** 2 for value in population) / (len(population) - correction)
+    variance = fsum(_above(mean, value) ** 2 for value in population) / (len(population) - correction)
     if variance == 0:  # they differ by less than a float can square
         return [0.0] * len(values)
-    return [(value - mean) / sqrt(variance) for value in values]
+    return [_above(mean, value) / sqrt(variance) for value in values]

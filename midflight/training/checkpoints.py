@@ -5,6 +5,7 @@ Invariant: at every moment, a kill or a full disk leaves each checkpoint whole o
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -25,7 +26,7 @@ WRITING, REMOVING = ".writing-", ".removing-"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A saved step. `quality` orders the best ones (higher is better)."""
+    """A saved step. `quality` orders the best ones (higher is better; one that is no number is the worst)."""
 
     folder: Path
     step: int
@@ -90,10 +91,14 @@ def save_checkpoint(
 
 def _prune(root: Path, keep_last: int, keep_best: int) -> None:
     everything = list_checkpoints(root)
-    best = sorted(everything, key=lambda one: (one.quality, one.step))[-keep_best:] if keep_best else []
+    best = sorted(everything, key=_worth)[-keep_best:] if keep_best else []
     for one in everything[:-keep_last]:
         if one not in best:
             _remove(one.folder)
+
+
+def _worth(one: Checkpoint) -> tuple[float, int]:
+    return -math.inf if math.isnan(one.quality) else one.quality, one.step
 
 
 def _remove(folder: Path) -> None:

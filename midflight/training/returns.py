@@ -58,9 +58,9 @@ def outcome(trajectory: Trajectory, reward: float, settings: TrainingConfig, kl:
     )
 
 
-def carries_signal(group: Group, settings: TrainingConfig) -> bool:
-    """Whether the group's trajectories can be told apart by what they earned."""
-    return _differ([group], settings)
+def with_signal(groups: Sequence[Group], settings: TrainingConfig) -> int:
+    """How many groups would train, were they the batch: any of their advantages is not zero, without a KL."""
+    return sum(carries(placed) for placed in advantages(groups, settings))
 
 
 def _differ(groups: Sequence[Group], settings: TrainingConfig) -> bool:

@@ -97,7 +97,10 @@ def sft(
 
 @dataclass
 class Demonstrations:
-    """Demonstrations in shuffled passes. `success` holds exp(-loss) of the last batch, the checkpoint's quality."""
+    """Demonstrations in shuffled passes.
+
+    `success` holds exp(-loss) of the last batch whose loss was a number, the checkpoint's quality.
+    """
 
     shown: Sequence[Demonstration]
     batch_size: int
@@ -175,7 +178,8 @@ class SupervisedTrainer(Session):
                 rows = self.updater.with_reference(rows)
             measured = self.updater.update(rows, drawn=False)
         self._sync(step)
-        self.stream.success = {"demonstrations": math.exp(-measured.loss)}
+        if math.isfinite(measured.loss):  # else the update was skipped: the weights are as they were
+            self.stream.success = {"demonstrations": math.exp(-measured.loss)}
         record = {
             "step": step,
             "epoch": (step - 1) // self.stream.batches + 1,

@@ -27,7 +27,7 @@ from midflight.training.advantages import Placed
 from midflight.training.data import ListSource, Source, TaskStream, atlas_source
 from midflight.training.finished import TrainReport, finished
 from midflight.training.measures import step_record
-from midflight.training.returns import advantages, carries_signal, rows_of, weighted_rows
+from midflight.training.returns import advantages, rows_of, weighted_rows, with_signal
 from midflight.training.rollouts import Group, check_lost, collect
 from midflight.training.session import Session, conduct, new_trajectory
 from midflight.training.step import UpdateMetrics
@@ -158,7 +158,7 @@ class Trainer(Session):
         return placed, measured
 
     async def _rollouts(self, store: Store, run_id: int, step: int, bar: Bar) -> list[Group]:
-        """The step's groups; while too few have signal, more are drawn up to the cap."""
+        """The step's groups; while too few would train, more are drawn up to the cap."""
         wanted = self.settings.queries_per_step
         cap = self.settings.most_queries
         groups: list[Group] = []
@@ -173,7 +173,7 @@ class Trainer(Session):
 
         try:
             while len(groups) < cap and not late.is_set():
-                missing = wanted - sum(carries_signal(group, self.settings) for group in groups)
+                missing = wanted - with_signal(groups, self.settings)
                 count = min(missing, cap - len(groups))
                 if count <= 0:
                     break

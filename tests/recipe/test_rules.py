@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from midflight.recipe import Recipe, RecipeError, load_recipe, resolved
+from midflight.recipe.config import TrainingConfig
 from midflight.recipe.rules import check
 from midflight.recipe.validating import validate
 from tests.recipe.test_config import refused
@@ -242,6 +243,11 @@ def test_a_refill_that_adds_no_query_is_refused(small: Path) -> None:
     )
     allowed = load_recipe(str(small), ["training.queries_per_step=8", "training.refill_factor=1.13"])
     assert allowed.training.most_queries == 9
+
+
+@pytest.mark.parametrize(("queries", "factor", "most"), [(25, 1.16, 29), (45, 1.4, 63), (50, 1.14, 57), (3, 1.5, 4)])
+def test_a_refill_factor_is_the_decimal_number_that_is_written(queries: int, factor: float, most: int) -> None:
+    assert TrainingConfig(queries_per_step=queries, refill_factor=factor).most_queries == most
 
 
 def test_examples_that_are_not_text_are_refused(small: Path, tmp_path: Path) -> None:

@@ -32,7 +32,34 @@ def test_equal_rewards_carry_no_signal():
     assert flow_grpo([0.3]) == [0.0]
     assert not has_signal([0.0] * 8)
     assert not has_signal([1.0])
-    assert has_signal([0.0, 1e-9])
+    assert has_signal([0.0, 1e-9]) and has_signal([1e6, 1e6 + 0.1])
+
+
+def test_what_only_rounding_tells_apart_is_alike():
+    """Two right trajectories of 59 tokens at 0.001 each, in turns of 20 + 39 and of 22 + 37."""
+    group = [Outcome(1.0, (-0.001 * 20, -0.001 * 39)), Outcome(1.0, (-0.001 * 22, -0.001 * 37))] * 2
+    totals = [outcome.total for outcome in group]
+    assert totals[0] < totals[1] and not has_signal(totals)
+    for name in (*ESTIMATORS, "turn_normalised"):
+        (placed,) = estimate(name, [group])
+        assert placed == [[0.0, 0.0]] * 4 and not carries(placed)
+    later = [Outcome(1.0, (-0.1, -0.2), ("s", "t")), Outcome(1.0, (-0.2, -0.1), ("s", "u"))]
+    assert later[0].returns(1.0)[0] != later[1].returns(1.0)[0]
+    assert gigpo(later, step_weight=1.0, discount=1.0) == [[0.0, 0.0]] * 2
+    assert not has_signal([1e6, 1e6 + 1e-4])  # a std that is tiny against the values
+
+
+def test_costs_that_cancel_the_outcome_leave_nothing_of_their_rounding():
+    spent = Outcome(1.0, (-0.1,) * 10, tuple("abcdefghij"))
+    assert spent.total == 0.0 and spent.returns(1.0)[0] == 0.0
+    assert flow_grpo([spent.total, Outcome(0.0, ()).total]) == [0.0, 0.0]
+
+
+def test_a_group_at_the_mean_of_the_batch_carries_no_signal():
+    """The mean of the six rewards is the float above 0.1."""
+    at_the_mean, apart = [Outcome(0.1, (0.0,))] * 4, [Outcome(0.2, (0.0,)), Outcome(0.0, (0.0,))]
+    placed = estimate("reinforce_pp", [at_the_mean, apart])
+    assert placed[0] == [[0.0]] * 4 and not carries(placed[0]) and carries(placed[1])
 
 
 def test_rewards_too_close_to_square_their_difference_give_zeros():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -79,6 +80,12 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert steps(tmp_path) == [1, 4, 5, 6]
     save(tmp_path, 7, 0.95, keep_last=1, keep_best=1)
     assert steps(tmp_path) == [7]
+
+
+def test_a_quality_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
+    for step, quality in enumerate([0.2, 0.9, math.nan, 0.1, math.nan, 0.3], 1):
+        save(tmp_path, step, quality, keep_last=1, keep_best=1)
+    assert steps(tmp_path) == [2, 6]
 
 
 def test_a_write_that_was_cut_off_is_ignored_and_removed(tmp_path: Path) -> None:

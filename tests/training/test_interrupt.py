@@ -18,7 +18,7 @@ from midflight.recipe.config import TrainingConfig
 from midflight.store import RunFolder, Store
 from midflight.tasks.base import Task
 from midflight.training.data import ListSource, TaskStream
-from midflight.training.returns import carries_signal
+from midflight.training.returns import with_signal
 from midflight.training.trainer import Trainer
 from tests.agent.doubles import LookupTool, compact_flow, population, user_parts
 
@@ -79,7 +79,7 @@ def test_groups_without_signal_are_refilled_up_to_the_cap(tmp_path: Path) -> Non
         )
     assert bar.done == 10
     assert len(groups) == 5  # two, two more, and the one that is left under 2.5 times two
-    assert not any(carries_signal(group, TrainingConfig()) for group in groups)
+    assert with_signal(groups, TrainingConfig()) == 0
     assert len({request.sampling.seed for request in engine.requests}) == 10
 
 
@@ -97,8 +97,22 @@ def test_a_refill_asks_other_questions_and_ends_with_enough_groups_that_have_sig
     with Store(tmp_path / "store.sqlite") as store:
         groups = asyncio.run(made._rollouts(store, store.start_run("r", {}, 0), 1, Count()))
     asked = [group.task.id for group in groups]
-    live = [carries_signal(group, TrainingConfig()) for group in groups]
+    live = [with_signal([group], TrainingConfig()) for group in groups]
     assert live == [int(one) < 3 for one in asked]
     assert 2 <= sum(live) <= 3 and 2 < len(groups) < 8
     assert len(set(asked)) == len(asked)
     assert sum(live[:-1]) < 2  # the last draw was needed
+
+
+@pytest.mark.parametrize(("advantage", "asked"), [("flow_grpo", 8), ("reinforce_pp", 2)])
+def test_a_refill_waits_for_what_the_update_would_train_on(tmp_path: Path, advantage: str, asked: int) -> None:
+    """Peru is always right and Chad never: nothing to compare within a group, and all there is over the batch."""
+    tasks = [Task(f"{n}", f"{('Peru', 'Chad')[n % 2]} {n}?", "32933835") for n in range(8)]
+    flow, _ = compact_flow(
+        lambda request: plan(request) if "Peru" in str(user_parts(request)) else "finish", population()
+    )
+    made = trainer(flow, tasks, refill_factor=4.0, advantage=advantage)
+    made.stream = SimpleNamespace(draw=lambda step, first, count: tasks[first : first + count])  # type: ignore[assignment]
+    with Store(tmp_path / "store.sqlite") as store:
+        groups = asyncio.run(made._rollouts(store, store.start_run("r", {}, 0), 1, Count()))
+    assert len(groups) == asked

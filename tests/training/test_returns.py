@@ -22,7 +22,7 @@ from midflight.agent.types import (
 from midflight.engines.base import FinishReason, Sampling
 from midflight.recipe.config import GigpoConfig, ShapingConfig, TrainingConfig
 from midflight.tasks.base import Task
-from midflight.training.returns import Place, advantages, carries_signal, rows_of, turn_kl, weighted_rows
+from midflight.training.returns import Place, advantages, rows_of, turn_kl, weighted_rows, with_signal
 from midflight.training.rollouts import Group
 from tests.training import oracle
 
@@ -110,7 +110,7 @@ def test_groups_without_signal_give_no_rows_and_do_not_count(weighting):
     chosen = settings(weighting=weighting)
     assert trained([dead], chosen) == []
     assert trained([live, dead], chosen) == trained([live], chosen)
-    assert carries_signal(live, PLAIN) and not carries_signal(dead, PLAIN)
+    assert with_signal([live, dead, live], chosen) == 2
 
 
 def test_a_group_of_one_outcome_trains_where_the_baseline_is_the_batchs():
@@ -119,6 +119,7 @@ def test_a_group_of_one_outcome_trains_where_the_baseline_is_the_batchs():
     assert [row.advantage for row in trained(groups, chosen)] == [1.0, 1.0, -1.0, -1.0]
     assert [row.weight for row in trained(groups, chosen)] == [1 / (2 * 2 * 2)] * 4
     assert trained(groups) == []
+    assert [with_signal(some, chosen) for some in (groups, groups[:1], [])] == [2, 0, 0]
 
 
 def test_a_trajectory_ended_by_infrastructure_is_left_out_of_the_group():
@@ -166,7 +167,21 @@ def test_shaping_costs_are_taken_off_before_the_mean():
     chosen = settings(shaping=shaping, advantage="dr_grpo")
     # 1 - (0.5 + 0.25 + 4 * 0.01 + 0.2) = 0.01 and 1 - (2 * 0.01 + 0.1) = 0.88
     assert advantages([group], chosen) == [[pytest.approx([-0.435, -0.435]), pytest.approx([0.435])]]
-    assert carries_signal(group, chosen) and not carries_signal(group, PLAIN)
+    assert with_signal([group], chosen) == 1 and with_signal([group], PLAIN) == 0
+
+
+def test_equal_costs_in_other_turns_leave_a_group_without_signal():
+    """59 drawn tokens each: the two totals differ in their last bit, which neither trains nor lets the KL be scaled."""
+    shaping = ShapingConfig(length=0.001)
+    group = Group(TASK, (trajectory([21, 40]), trajectory([23, 38])), (1.0, 1.0))
+    assert trained([group], settings(shaping=shaping)) == []
+    chosen = settings(shaping=shaping, kl_in="reward", kl_estimate="k1")
+    rows = {
+        place: replace(row, reference=tuple(value - 1e-3 * place.trajectory for value in row.logprobs))
+        for place, row in rows_of([group]).items()
+    }
+    assert advantages([group], chosen, rows) == [[[0.0, 0.0]] * 2]
+    assert trained([Group(TASK, (trajectory([21, 40]), trajectory([24, 38])), (1.0, 1.0))], settings(shaping=shaping))
 
 
 def test_an_overlong_trajectory_is_kept_masked_or_penalised():
@@ -203,6 +218,8 @@ def test_gigpo_places_advantages_on_turns_by_their_prompts():
     chosen = settings(advantage="gigpo", gigpo=GigpoConfig(step_weight=0.5, discount=1.0))
     rows = trained([Group(TASK, (won, lost), (1.0, 0.0))], chosen)
     assert [row.advantage for row in rows] == [1.5, 1.0, -1.5, -1.0]
+    late = Group(TASK, (trajectory([3], prompts=[(1,)]), trajectory([3, 3], prompts=[(1,), (1, 2)])), (1.0, 1.0))
+    assert with_signal([late], settings(advantage="gigpo")) == 1  # the outcome is the same, and comes a turn later
 
 
 def test_kl_in_the_reward_is_a_cost_of_the_turn():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -149,6 +151,23 @@ def test_batches_follow_from_the_seed_and_each_pass_shows_everything_once(model:
     assert [sorted(one) for one in passes] == [list(range(7))] * 2 and passes[0] != passes[1]
     again = Demonstrations(list(range(7)), 3, seed=1)  # type: ignore[arg-type]
     assert again.batch(5) == stream.batch(5) != Demonstrations(list(range(7)), 3, seed=2).batch(5)  # type: ignore[arg-type]
+
+
+def test_an_update_that_was_skipped_leaves_the_quality_of_the_last_that_was_made(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([0.5, math.nan, math.inf, 0.25])
+    trainer = SupervisedTrainer.__new__(SupervisedTrainer)
+    trainer.settings, trainer.progress = recipe(model).training, Progress(io.StringIO())
+    trainer.stream = Demonstrations([None, None], 1, seed=0)  # type: ignore[list-item]
+    trainer.updater = SimpleNamespace(update=lambda rows, drawn: step.UpdateMetrics(loss=next(losses)))  # type: ignore[assignment]
+    for name in ("_rows", "_set_rate", "_sync"):
+        monkeypatch.setattr(SupervisedTrainer, name, lambda *_: 0.0)
+    qualities = []
+    for number in range(1, 5):
+        trainer._step(None, 1, number)  # type: ignore[arg-type]
+        qualities.append(trainer.stream.success["demonstrations"])
+    assert qualities == [math.exp(-0.5)] * 3 + [math.exp(-0.25)]
 
 
 @pytest.mark.parametrize(("lora", "turns"), [("model.lora.rank=4", 1), ("model.lora=null", 2)])

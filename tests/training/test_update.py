@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from midflight.engines.local import attention
@@ -118,6 +120,35 @@ def test_the_smaller_the_packs_the_less_their_graphs_hold_also_within_one_row(me
         peaks.append(peak)
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < peaks[0] / 4
+
+
+drawn = st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=12)
+"""Ids, and whether each is forced."""
+a_row = st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=12), drawn, st.sampled_from([0.7, 1.0]))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(a_row, min_size=1, max_size=5), st.sampled_from([0, 40]), st.integers(8, 64))
+def test_the_gradient_in_packs_is_the_sum_of_those_of_the_rows_alone(found: Any, stem: int, budget: int) -> None:
+    model = model_of(16, 2)
+    rows = [
+        Row(
+            prompt_ids=(*range(stem), *prompt),
+            ids=tuple(token for token, _ in ids),
+            logprobs=(0.0,) * len(ids),
+            forced=(*(forced for _, forced in ids[:-1]), False),
+            temperature=temperature,
+            grammar=None,
+            weight=0.5 + number,
+        )
+        for number, (prompt, ids, temperature) in enumerate(found)
+    ]
+    alone = [gradients(model, [row], 4096) for row in rows]
+    packed, _, scored = gradients(model, rows, budget)
+    most = sum(float(gradient.norm()) for gradient, *_ in alone)
+    assert float((packed - sum(gradient for gradient, *_ in alone)).norm()) < 1e-5 * most
+    expected = {(n, place): value for n, (*_, one) in enumerate(alone) for (_, place), value in one.items()}
+    assert scored == pytest.approx(expected, abs=1e-5)
 
 
 def test_terms_of_one_place_are_scored_apart_where_they_were_drawn_otherwise() -> None:
