@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from midflight.engines.base import (
     BudgetSpent,
     EngineGaveUp,
@@ -130,10 +132,10 @@ class VllmEngine(ServedEngine):
         if request.grammar is not None:
             body["structured_outputs"] = {"grammar": GUIDANCE + request.grammar}
 
-        def read(answer: Any) -> Generation:
+        async def read(answer: Any) -> Generation:
             try:
-                drawn = self._read(answer, request, prompt, weights)
-            except (Malformed, EngineGaveUp):
+                drawn = await self._read(answer, request, prompt, weights)
+            except (Malformed, EngineGaveUp, asyncio.CancelledError):
                 took, drew = said_tokens(answer)
                 self._count(took or 0, drew or 0)
                 raise
@@ -149,7 +151,9 @@ class VllmEngine(ServedEngine):
                 raise PromptTooLong(str(error)) from None
             raise
 
-    def _read(self, answer: Any, request: GenerateRequest, prompt: Sequence[int], weights: _Weights) -> Generation:
+    async def _read(
+        self, answer: Any, request: GenerateRequest, prompt: Sequence[int], weights: _Weights
+    ) -> Generation:
         """Raises Malformed where the answer is not of this request, or not whole."""
         choice = only_choice(answer)
         if answer.get("model") != weights.model:
@@ -168,7 +172,7 @@ class VllmEngine(ServedEngine):
         finish = FinishReason(reason)
         forced: tuple[bool, ...] = (False,) * len(ids)
         if request.grammar is not None:
-            ids, forced = self._forced(request.grammar, ids)
+            ids, forced = await asyncio.to_thread(self._forced, request.grammar, ids)  # a mask of the vocabulary each
             if any(only and value < -FORCED_TOLERANCE for value, only in zip(logprobs, forced, strict=False)):
                 raise Malformed("a choice where its grammar leaves none: the server draws under another mask")
         ended = finish is FinishReason.STOP and bool(ids) and ids[-1] in {*self._ends, stopped_at(choice)}
@@ -197,7 +201,7 @@ class VllmEngine(ServedEngine):
             mask = self._masks.allowed(matcher)
             if token >= len(mask) or not mask[token]:
                 raise Malformed(f"a token at position {position} that its grammar forbids")
-            forced.append(int(mask.sum()) == 1)
+            forced.append(int(np.count_nonzero(mask)) == 1)
             matcher.consume_token(token)
         return ids, tuple(forced)
 

@@ -329,45 +329,6 @@ def test_a_token_outside_of_the_vocabulary_is_no_answer(model: Path, vocabulary:
     asyncio.run(all_of_it())
 
 
-def test_a_grammar_that_the_server_alone_reads_is_asked_for_once_and_paid_for(model: Path) -> None:
-    async def all_of_it() -> None:
-        answer = {"model": "tiny", "choices": [GOOD], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
-        ledger = Ledger()
-        async with served(ok(answer)) as double:
-            engine = remote(double.base_url, model, retries=3, ledger=ledger)
-            request = GenerateRequest(MESSAGES, Sampling(max_tokens=3), "start: nonsense")
-            told = "^sampler: the server took a grammar that cannot be read here: grammar does not compile: "
-            with pytest.raises(EngineGaveUp, match=told):
-                await engine.generate(request)
-            assert len(double.requests) == 1
-        assert ledger.total == Usage(prompt_tokens=9, completion_tokens=2)
-
-    asyncio.run(all_of_it())
-
-
-@pytest.mark.parametrize(
-    ("ids", "finish", "stop_reason", "text"),  # 65 is a, 66 is b, 0 the end
-    [
-        ([65, 66], "stop", 66, "a"),  # another end token than the tokenizer's, as generation_config.json may have
-        ([65, 0], "stop", None, "a"),
-        ([65, 66], "stop", None, "ab"),
-        ([65, 66], "stop", "b", "ab"),  # a stop string
-        ([65, 66], "stop", [66], "ab"),
-        ([65, 66], "length", 66, "ab"),
-    ],
-)
-def test_the_end_token_that_the_server_stopped_at_is_not_in_the_text(
-    model: Path, ids: list[int], finish: str, stop_reason: Any, text: str
-) -> None:
-    async def all_of_it() -> None:
-        choice = {**GOOD, "token_ids": ids, "finish_reason": finish, "stop_reason": stop_reason}
-        async with served(ok({"model": "tiny", "choices": [choice]})) as double:
-            drawn = await remote(double.base_url, model).generate(GenerateRequest(MESSAGES, Sampling(max_tokens=3)))
-        assert (drawn.text, list(drawn.ids)) == (text, ids)
-
-    asyncio.run(all_of_it())
-
-
 def test_a_token_that_its_grammar_forbids_is_no_answer(model: Path) -> None:
     async def all_of_it() -> None:
         async with served(ok({"model": "tiny", "choices": [GOOD]})) as double:

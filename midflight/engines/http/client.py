@@ -10,7 +10,7 @@ import email.utils
 import json
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from urllib.parse import urljoin
 
@@ -62,14 +62,14 @@ class Client:
         self,
         path: str,
         body: Any,
-        read: Callable[[Any], T],
+        read: Callable[[Any], T | Coroutine[Any, Any, T]],
         *,
         tokens: int = 0,
         before: Callable[[int], None] | None = None,
         waited: float = 0.0,
         method: str = "POST",
     ) -> T:
-        """What `read` makes of the JSON answer; it raises Malformed where that is not as it should be.
+        """What `read` makes of the JSON answer, awaited or not; it raises Malformed where that is not as it should be.
 
         `path` goes behind the base URL, "//" starts at the server's root. `tokens`, `before`, `waited`: see
         `Patience.run`.
@@ -85,14 +85,17 @@ class Client:
 
         return await self.patience.run(attempt, tokens, before, waited)
 
-    async def _attempt(self, method: str, path: str, data: bytes, read: Callable[[Any], T]) -> T:
+    async def _attempt(
+        self, method: str, path: str, data: bytes, read: Callable[[Any], T | Coroutine[Any, Any, T]]
+    ) -> T:
         reply = await self._reply(method, path, data)
         try:
             answer = self._without_key(parsed(reply.body), reply.body)
         except (ValueError, RecursionError):
             raise Transient(f"{self.base_url}: the answer is not JSON ({len(reply.body)} bytes)") from None
         try:
-            return read(answer)
+            found = read(answer)
+            return await found if isinstance(found, Coroutine) else found
         except Malformed as error:
             raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
 
