@@ -172,7 +172,10 @@ class VllmEngine(ServedEngine):
         finish = FinishReason(reason)
         forced: tuple[bool, ...] = (False,) * len(ids)
         if request.grammar is not None:
-            ids, forced = await asyncio.to_thread(self._forced, request.grammar, ids)  # a mask of the vocabulary each
+            # a mask of the whole vocabulary a token
+            ids, forced, whole = await asyncio.to_thread(self._forced, request.grammar, ids)
+            if whole:  # there was no room for an end token behind it
+                finish = FinishReason.STOP
             if any(only and value < -FORCED_TOLERANCE for value, only in zip(logprobs, forced, strict=False)):
                 raise Malformed("a choice where its grammar leaves none: the server draws under another mask")
         ended = finish is FinishReason.STOP and bool(ids) and ids[-1] in {*self._ends, stopped_at(choice)}
@@ -188,8 +191,11 @@ class VllmEngine(ServedEngine):
             grammar=request.grammar,
         )
 
-    def _forced(self, grammar: str, ids: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """The ids up to the grammar's end, and where it left no choice. vLLM draws an end token behind that end."""
+    def _forced(self, grammar: str, ids: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bool, ...], bool]:
+        """The ids up to the grammar's end, where it left no choice, and whether they come to its end.
+
+        vLLM draws an end token behind that end.
+        """
         try:
             matcher = self._masks.start(grammar)
         except GrammarError as error:  # of another version of llguidance than the server's
@@ -197,13 +203,13 @@ class VllmEngine(ServedEngine):
         forced: list[bool] = []
         for position, token in enumerate(ids):
             if matcher.is_stopped():
-                return ids[:position], tuple(forced)
+                return ids[:position], tuple(forced), True
             mask = self._masks.allowed(matcher)
             if token >= len(mask) or not mask[token]:
                 raise Malformed(f"a token at position {position} that its grammar forbids")
             forced.append(int(np.count_nonzero(mask)) == 1)
             matcher.consume_token(token)
-        return ids, tuple(forced)
+        return ids, tuple(forced), matcher.is_stopped()
 
     async def check(self) -> None:
         """Prove that the server offers what training needs.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from midflight.engines.base import EngineGaveUp, GenerateRequest, Message, Sampling
+from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Message, Sampling
 from midflight.engines.http import Ledger, Usage
 from tests.engines.serving import ok, remote, served
 from tests.training.tiny import make_byte_model
@@ -62,6 +62,28 @@ def test_the_end_token_that_the_server_stopped_at_is_not_in_the_text(
         async with served(ok({"model": "tiny", "choices": [choice]})) as double:
             drawn = await remote(double.base_url, model).generate(GenerateRequest(MESSAGES, Sampling(max_tokens=3)))
         assert (drawn.text, list(drawn.ids)) == (text, ids)
+
+    asyncio.run(all_of_it())
+
+
+@pytest.mark.parametrize(
+    ("ids", "said", "kept", "finish"),
+    [
+        ([65, 67], "length", 2, FinishReason.STOP),  # whole, with no room for the end token
+        ([65, 67, 0], "stop", 2, FinishReason.STOP),
+        ([65, 67, 0], "length", 2, FinishReason.STOP),
+        ([65], "length", 1, FinishReason.LENGTH),
+    ],
+)
+def test_what_comes_to_the_end_of_its_grammar_is_whole_whatever_the_server_says(
+    model: Path, ids: list[int], said: str, kept: int, finish: FinishReason
+) -> None:
+    async def all_of_it() -> None:
+        choice = {"token_ids": ids, "logprobs": {"token_logprobs": [0.0] * len(ids)}, "finish_reason": said}
+        async with served(ok({"model": "tiny", "choices": [choice]})) as double:
+            request = GenerateRequest(MESSAGES, Sampling(max_tokens=len(ids)), LETTERS)
+            drawn = await remote(double.base_url, model).generate(request)
+        assert (drawn.finish_reason, list(drawn.ids), drawn.text) == (finish, ids[:kept], "ac"[:kept])
 
     asyncio.run(all_of_it())
 
