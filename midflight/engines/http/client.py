@@ -11,7 +11,6 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Coroutine
-from types import CoroutineType
 from typing import Any, TypeVar
 from urllib.parse import urljoin
 
@@ -96,7 +95,7 @@ class Client:
             raise Transient(f"{self.base_url}: the answer is not JSON ({len(reply.body)} bytes)") from None
         try:
             found = read(answer)
-            return await found if isinstance(found, CoroutineType) else found
+            return await found if isinstance(found, Coroutine) else found
         except Malformed as error:
             raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
 
