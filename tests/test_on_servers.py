@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shlex
 import sys
@@ -240,12 +241,18 @@ async def test_an_error_says_what_to_do_and_not_the_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_neither_store_nor_trajectory_has_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_neither_store_nor_trajectory_nor_cache_nor_log_has_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("STRONG_KEY", KEY)
-    async with served(answer) as server:
-        built = build_agent(load_recipe(str(written(tmp_path, server.base_url)), training=False))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    caplog.set_level(logging.DEBUG)
+    async with served(error(500, f"bad {KEY}"), answer) as server:
+        recipe = load_recipe(str(written(tmp_path, server.base_url)), ["engines.strong.cache=true"], training=False)
+        built = build_agent(recipe)
         made = await built.flow.run(Query("What is 6 times 7?", seed=1))
         built.close()
+    assert built.ledger.total.retries == 1 and len(server.requests) == 4
     assert made.stop_reason is StopReason.FINISHED and made.answer is not None
     assert KEY not in repr(made) + repr(built) and "[key]" in made.answer.text
     with Store(tmp_path / "store.sqlite") as store:
@@ -255,7 +262,9 @@ async def test_neither_store_nor_trajectory_has_the_key(tmp_path: Path, monkeypa
             run, phase="x", step=None, group="g", member=0, task=task, trajectory=made, reward=1.0, advantage=None
         )
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert len(files) >= 3 and not any(KEY.encode() in file.read_bytes() for file in files)
+    assert len(files) >= 4 and not any(KEY.encode() in file.read_bytes() for file in files)
+    assert b"Bearer [key]" in (tmp_path / "cache" / "midflight" / "responses.sqlite").read_bytes()
+    assert KEY not in repr([vars(record) for record in caplog.records])
 
 
 @pytest.mark.asyncio

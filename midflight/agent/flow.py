@@ -73,7 +73,7 @@ class AgentFlow:
         max_calls: most calls of its tools together; one more is refused with CALL_LIMIT. None: `max_turns` bounds them.
         max_seconds: wall clock of a trajectory; a running tool is interrupted. When modules waited for their engines
             for more than half of it, all waits together, the end is INFRASTRUCTURE; whatever a tool waits for is the
-            tool's time.
+            tool's time. Closing what its tools hold, such as keeping a workspace, comes after it and is waited for.
         memory_tokens: budget of the rendered memory.
         tool_seconds: time limit of one tool call.
         grounded: a context's `#n` is replaced by the result of turn n before the call.

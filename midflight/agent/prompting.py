@@ -18,6 +18,12 @@ from midflight.seeds import derive
 __all__ = ["cut_middle", "fenced", "field", "one_line", "query_part", "request_seed", "template", "template_fault"]
 
 _SECTION = re.compile(r"^\[(\w+)\]\n", re.MULTILINE)
+_BUILT_IN = {
+    file.name.removesuffix(".txt"): file.read_text(encoding="utf-8")
+    for file in (resources.files("midflight.agent") / "prompts").iterdir()
+    if file.name.endswith(".txt")
+}
+"""Read with the module, so that no trajectory reads a file on the event loop."""
 
 
 @lru_cache(maxsize=64)
@@ -27,10 +33,9 @@ def template(name: str, own: str = "") -> Mapping[str, Template]:
     `own` is the text of the caller's template, in place of `prompts/{name}.txt`; see `template_fault`.
 
     Raises:
-        FileNotFoundError: there is no such template.
+        KeyError: there is no such template.
     """
-    text = own or (resources.files("midflight.agent") / "prompts" / f"{name}.txt").read_text(encoding="utf-8")
-    _, *pieces = _SECTION.split(text)
+    _, *pieces = _SECTION.split(own or _BUILT_IN[name])
     return {section: Template(body.strip("\n")) for section, body in zip(pieces[::2], pieces[1::2], strict=True)}
 
 

@@ -6,6 +6,7 @@ Invariant: nothing is repaired. Whatever the text, the result is the value it sp
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,12 +19,13 @@ def parse_object(generation: Generation) -> dict[str, Any]:
     """The JSON object that a text is.
 
     Raises:
-        ValueError: it is cut off, or no JSON object; or a key appears twice, or a text in it is no Unicode.
+        ValueError: it is cut off, or no JSON object; or a key appears twice, a number is larger than any float, or a
+            text in it is no Unicode.
     """
     if generation.finish_reason is FinishReason.LENGTH:
         raise ValueError("the text was cut off by the token limit")
     try:
-        value = json.loads(generation.text, parse_constant=_no_constant, object_pairs_hook=_unique)
+        value = json.loads(generation.text, parse_float=_finite, parse_constant=_no_constant, object_pairs_hook=_unique)
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -63,6 +65,13 @@ def object_schema(properties: Mapping[str, Any]) -> str:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("a number is too large")
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

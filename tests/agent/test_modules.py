@@ -74,6 +74,7 @@ def test_llm_executor_calls_with_the_json_it_wrote() -> None:
         ('{"a": "x", "b": "y"} {}', "the arguments of pair are not one JSON object: Extra data"),
         ('{"a": "x", "a": "z", "b": "y"}', "the arguments of pair are not one JSON object: a key appears twice"),
         ('{"a": NaN, "b": "y"}', "the arguments of pair are not one JSON object: NaN is not JSON"),
+        ('{"a": 1e999, "b": "y"}', "the arguments of pair are not one JSON object: a number is too large"),
         ('{"a": "x"}', "pair: 'b' is a required property"),
         ('{"a": "x", "b": 1}', "pair: b: 1 is not of type 'string'"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from decimal import Decimal
 
 import pytest
 
@@ -45,6 +46,7 @@ PIECES = (
         "Turns ",
         "1",
         "2",
+        "e9",
         " and ",
         "agree",
         "no ",
@@ -68,6 +70,7 @@ WHOLE = [
     "Answer: x [turn 1]. y\n",
     '{"answer": "x", "claims": [{"text": "x", "turns": [1], "sources": ["x"]}]}',
     '{"answer": "x. No. y", "claims": []}',
+    '{"a": 0.1, "b": [-1e308, {"c": 12345678901234567890}], "d": 2.5}',
 ]
 MARKS = re.compile(r"(?<!\s)\s*\[turn \d{1,9}(: [^\s\[\]]+)?\]")
 RESULTS = {1: "x"}
@@ -95,6 +98,24 @@ def loads(text: str) -> object:
         return None
 
 
+def spelt_numbers(text: str) -> list[Decimal]:
+    """The numbers of a JSON text, however large."""
+    found: list[Decimal] = []
+    json.loads(
+        text,
+        parse_int=lambda digits: found.append(Decimal(digits)),
+        parse_float=lambda digits: found.append(Decimal(digits)),
+    )
+    return found
+
+
+def numbers(value: object) -> list[float]:
+    """The same of what was read."""
+    if isinstance(value, dict | list):
+        return [one for part in (value.values() if isinstance(value, dict) else value) for one in numbers(part)]
+    return [value] if type(value) in (int, float) else []
+
+
 def check(text: str) -> int:
     """Every parser on one text; whatever is read spells exactly what was written. Returns how many read it."""
     said, found = Generation(text, FinishReason.STOP), 0
@@ -118,6 +139,13 @@ def check(text: str) -> int:
             spelt["context"] = spelt["context"].strip()
         assert spelt == {"sub_goal": action.sub_goal, "tool": action.tool, "context": action.context}
         found += 1
+    try:
+        read = numbers(parse_object(said))
+    except ValueError:
+        pass
+    else:
+        for number, written in zip(read, spelt_numbers(text), strict=True):
+            assert abs(Decimal(number) - written) <= abs(written) * Decimal("1e-15")
     verdict = parse_verdict(said, TURNS)
     if verdict.reason != UNREADABLE:
         memory = "sufficient" if verdict.sufficient else "insufficient"
@@ -132,8 +160,8 @@ def check(text: str) -> int:
     if verdict.reason != UNREADABLE:
         value = loads(text)
         assert isinstance(value, dict) and len(value["contradictions"]) == len(verdict.contradictions)
-        for numbers, contradiction in zip(value["contradictions"], verdict.contradictions, strict=True):
-            assert spelt_contradictions(f"Contradictions: turns {str(numbers)[1:-1]}") == (contradiction,)
+        for turns, contradiction in zip(value["contradictions"], verdict.contradictions, strict=True):
+            assert spelt_contradictions(f"Contradictions: turns {str(turns)[1:-1]}") == (contradiction,)
         assert verdict.reason == value["reason"].strip()
         assert (value["result"] == "valid", value["memory"] == "sufficient") == (verdict.valid, verdict.sufficient)
         found += 1
@@ -217,6 +245,13 @@ def test_objects_have_exactly_the_fields_asked_for() -> None:
     assert parsed('{"kind": "a", "kind": "b", "count": 2}') == "a key appears twice"
     assert parsed('{"kind": "\\ud800", "count": 2}') == "it has half of a character"
     assert parsed('{"kind": "a", "count": 2}', FinishReason.LENGTH) == "the text was cut off by the token limit"
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1.8e308", "9" * 400 + ".0"])
+def test_a_number_that_no_float_is_is_refused(number: str) -> None:
+    with pytest.raises(ValueError, match="a number is too large"):
+        parse_object(Generation(f'{{"a": [{{"b": {number}}}]}}', FinishReason.STOP))
+    assert parse_object(Generation('{"a": -1.7e308}', FinishReason.STOP)) == {"a": -1.7e308}
 
 
 def test_an_action_as_json() -> None:

@@ -91,8 +91,7 @@ async def main():
         engine = OpenAIEngine("e", client, Endpoint("m"), cache=cache)
         modules = (LLMPlanner(engine), DirectExecutor(), LLMVerifier(engine), LLMGenerator(engine))
         flow = AgentFlow(*modules, Toolset([slow]), max_turns=3, memory_tokens=2000)
-        await flow.run(Query("warm", seed=1))
-        watching = True
+        watching = True  # from the very first: what is read or imported at first use would be read on the loop
         if "blocking" in sys.argv:
             time.sleep(0)
             open(sys.argv[1]).close()
