@@ -12,18 +12,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from midflight.engines.base import EngineError, GenerateRequest, Generation, Message, PromptTooLong, Sampling
+from midflight.engines.base import EngineError, GenerateRequest, Generation, Message, PromptTooLong
 from midflight.engines.local import LocalEngine
 from midflight.errors import UserError
+from midflight.server import fields
+from midflight.server.fields import Refused
 from midflight.server.wire import Answer, Request
-
-
-class Refused(Exception):
-    """The request cannot be served as it is."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class ModelServer:
@@ -61,13 +55,7 @@ class ModelServer:
             route = self._routes.get((request.method, request.path.partition("?")[0]))
             if route is None:
                 raise Refused(404, f"no {request.method} {request.path}")
-            try:
-                body = json.loads(request.body) if request.body else {}
-            except ValueError:
-                raise Refused(400, "the body is not JSON") from None
-            if not isinstance(body, dict):
-                raise Refused(400, "the body is not an object")
-            return Answer(200, json.dumps(await route(body)).encode())
+            return Answer(200, json.dumps(await route(fields.read_object(request.body))).encode())
         except Refused as error:
             return _error(error.status, str(error))
 
@@ -78,54 +66,59 @@ class ModelServer:
         return {"object": "list", "data": [{"id": name, "object": "model"} for name in self._engines]}
 
     async def _completions(self, body: Any) -> Any:
+        fields.check_fields(body, fields.COMPLETION)
         engine, prompt = self._engine(body), body.get("prompt")
         if isinstance(prompt, str):
-            prompt = engine.encode_text(prompt)
+            prompt = engine.encode_text(fields.read_text(body, "prompt"))
         if not isinstance(prompt, list) or not prompt or not all(type(token) is int for token in prompt):
             raise Refused(400, "prompt: must be a text or a list of token ids")
         vocabulary = int(engine.model.config.vocab_size)
         if not all(0 <= token < vocabulary for token in prompt):
             raise Refused(400, f"prompt: an id is not within the vocabulary of {vocabulary}")
-        drawn = await _generate(engine, _request(body, (), tuple(prompt)))
+        with_ids = fields.read_flag(body, "return_token_ids")
+        drawn = await _generate(engine, body, prompt_ids=tuple(prompt))
         choice: dict[str, Any] = {"index": 0, "text": drawn.text, "finish_reason": drawn.finish_reason.value}
-        if body.get("logprobs") is not None:
+        if "logprobs" in body:
             names = [f"token_id:{token}" for token in drawn.ids]
             choice["logprobs"] = {"tokens": names, "token_logprobs": list(drawn.logprobs)}
-        if body.get("return_token_ids"):
+        if with_ids:
             choice |= {"token_ids": list(drawn.ids), "prompt_token_ids": list(prompt)}
-        if body.get("prompt_logprobs") is not None:
+        if "prompt_logprobs" in body:
             scores = (await asyncio.to_thread(engine.probe, prompt)).tolist()
             scored = [{str(token): {"logprob": score}} for token, score in zip(prompt[1:], scores, strict=True)]
             choice["prompt_logprobs"] = [None, *scored]
         return _completion("text_completion", body, choice, drawn)
 
     async def _chat(self, body: Any) -> Any:
-        engine, given = self._engine(body), body.get("messages")
+        fields.check_fields(body, fields.CHAT)
+        engine, messages = self._engine(body), fields.read_messages(body)
         try:
-            messages = tuple(Message(str(one["role"]), (str(one["content"]),)) for one in given)
-        except (TypeError, KeyError):
-            raise Refused(400, "messages: must be a list of {role, content}") from None
-        drawn = await _generate(engine, _request(body, messages, ()))
+            engine.encode(messages)
+        except ValueError as error:
+            raise Refused(400, f"messages: {error}") from None
+        drawn = await _generate(engine, body, messages)
         message = {"role": "assistant", "content": drawn.text}
         choice = {"index": 0, "message": message, "finish_reason": drawn.finish_reason.value}
         return _completion("chat.completion", body, choice, drawn)
 
     async def _load_adapter(self, body: Any) -> Any:
-        name, path = body.get("lora_name"), body.get("lora_path")
-        if not name or not path:
+        fields.check_fields(body, fields.ADAPTER)
+        if not body.get("lora_name") or not body.get("lora_path"):
             raise Refused(400, "Both 'lora_name' and 'lora_path' must be provided.")
+        name, path = fields.read_text(body, "lora_name"), Path(fields.read_text(body, "lora_path"))
         if name in self._engines:
             raise Refused(400, f"The lora adapter '{name}' has already been loaded.")
-        if not (Path(path) / "adapter_config.json").is_file():
+        if not (path / "adapter_config.json").is_file():
             raise Refused(404, f"lora_path {path}: no adapter there")
         try:
-            self._engines[name] = await asyncio.to_thread(self._load, Path(path))
+            self._engines[name] = await asyncio.to_thread(self._load, path)
         except UserError as error:
             raise Refused(400, str(error)) from None
         return f"Success: LoRA adapter '{name}' added successfully."
 
     async def _unload_adapter(self, body: Any) -> Any:
-        name = body.get("lora_name")
+        fields.check_fields(body, fields.ADAPTER)
+        name = fields.read_text(body, "lora_name")
         if name == self._name or name not in self._engines:
             raise Refused(404, f"The lora adapter '{name}' cannot be found.")
         self._engines.pop(name).close()
@@ -137,49 +130,23 @@ class ModelServer:
         return {"success": True}
 
     def _engine(self, body: Any) -> LocalEngine:
-        engine = self._engines.get(body.get("model", self._name))
-        if engine is None:
-            raise Refused(404, f"The model `{body.get('model')}` does not exist.")
-        return engine
+        name = fields.read_text(body, "model") if "model" in body else self._name
+        if name not in self._engines:
+            raise Refused(404, f"The model `{name}` does not exist.")
+        return self._engines[name]
 
 
-async def _generate(engine: LocalEngine, request: GenerateRequest) -> Generation:
+async def _generate(
+    engine: LocalEngine, body: Any, messages: tuple[Message, ...] = (), prompt_ids: tuple[int, ...] = ()
+) -> Generation:
+    sampling, grammar = fields.read_sampling(body), fields.read_grammar(body)
+    request = GenerateRequest(messages, sampling, grammar, prompt_ids=prompt_ids)
     try:
         return await engine.generate(request)
     except PromptTooLong as error:
         raise Refused(400, f"maximum context length exceeded: {error}") from None
     except EngineError as error:
         raise Refused(400, str(error)) from None
-
-
-def _request(body: Any, messages: tuple[Message, ...], prompt: tuple[int, ...]) -> GenerateRequest:
-    stop = body.get("stop") or ()
-    try:
-        sampling = Sampling(
-            temperature=float(body.get("temperature", 1.0)),
-            top_p=float(body.get("top_p", 1.0)),
-            top_k=int(body.get("top_k", 0)),
-            max_tokens=int(body.get("max_tokens") or body.get("max_completion_tokens") or 16),
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            seed=body.get("seed"),
-        )
-    except (TypeError, ValueError) as error:
-        raise Refused(400, f"sampling: {error}") from None
-    if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
-        raise Refused(400, "max_tokens must be at least 1, temperature at least 0, top_p above 0 and at most 1")
-    return GenerateRequest(messages, sampling, _grammar(body), prompt_ids=prompt)
-
-
-def _grammar(body: Any) -> str | None:
-    """What the text must obey, as a Lark grammar."""
-    wanted = body.get("structured_outputs") or {}
-    if "grammar" in wanted:
-        return str(wanted["grammar"])
-    schema = wanted.get("json")
-    formatted = body.get("response_format") or {}
-    if formatted.get("type") == "json_schema":
-        schema = formatted["json_schema"]["schema"]
-    return None if schema is None else f"start: %json {json.dumps(schema)}\n"
 
 
 def _completion(kind: str, body: Any, choice: Any, drawn: Generation) -> dict[str, Any]:

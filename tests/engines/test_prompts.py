@@ -42,7 +42,8 @@ def of_words(model: Any, splits: Any) -> Any:
 
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = splits
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=tokenizer, unk_token="?")
 
 
 def ids(tokenizer: Any, text: str) -> list[int]:
