@@ -23,7 +23,7 @@ from midflight.server.wire import Answer, Request
 class ModelServer:
     """Serves `engine` as `name`. `load` makes the engine of an adapter's folder, in a thread.
 
-    With a `key` every request has to bring it as a bearer token.
+    With a `key` every request has to bring it as a bearer token. Engines come and go one change at a time.
     """
 
     def __init__(
@@ -33,6 +33,8 @@ class ModelServer:
         self._engines = {name: engine}
         self._load = load
         self._key = key
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
         self._routes: dict[tuple[str, str], Callable[[Any], Awaitable[Any]]] = {
             ("GET", "/health"): self._health,
             ("GET", "/v1/models"): self._models,
@@ -106,28 +108,54 @@ class ModelServer:
         if not body.get("lora_name") or not body.get("lora_path"):
             raise Refused(400, "Both 'lora_name' and 'lora_path' must be provided.")
         name, path = fields.read_text(body, "lora_name"), Path(fields.read_text(body, "lora_path"))
-        if name in self._engines:
-            raise Refused(400, f"The lora adapter '{name}' has already been loaded.")
-        if not (path / "adapter_config.json").is_file():
-            raise Refused(404, f"lora_path {path}: no adapter there")
-        try:
-            self._engines[name] = await asyncio.to_thread(self._load, path)
-        except UserError as error:
-            raise Refused(400, str(error)) from None
-        return f"Success: LoRA adapter '{name}' added successfully."
+
+        async def load() -> str:
+            if name in self._engines:
+                raise Refused(400, f"The lora adapter '{name}' has already been loaded.")
+            if not (path / "adapter_config.json").is_file():
+                raise Refused(404, f"lora_path {path}: no adapter there")
+            try:
+                self._engines[name] = await asyncio.to_thread(self._load, path)
+            except UserError as error:
+                raise Refused(400, str(error)) from None
+            return f"Success: LoRA adapter '{name}' added successfully."
+
+        return await self._change(load)
 
     async def _unload_adapter(self, body: Any) -> Any:
         fields.check_fields(body, fields.ADAPTER)
         name = fields.read_text(body, "lora_name")
-        if name == self._name or name not in self._engines:
-            raise Refused(404, f"The lora adapter '{name}' cannot be found.")
-        self._engines.pop(name).close()
-        return f"Success: LoRA adapter '{name}' removed successfully."
+
+        async def unload() -> str:
+            if name == self._name or name not in self._engines:
+                raise Refused(404, f"The lora adapter '{name}' cannot be found.")
+            self._engines.pop(name).close()
+            return f"Success: LoRA adapter '{name}' removed successfully."
+
+        return await self._change(unload)
 
     async def _reset(self, body: Any) -> Any:
-        for engine in self._engines.values():
-            await asyncio.to_thread(engine.forget)
-        return {"success": True}
+        async def reset() -> dict[str, bool]:
+            for engine in self._engines.values():
+                await asyncio.to_thread(engine.forget)
+            return {"success": True}
+
+        return await self._change(reset)
+
+    async def _change(self, change: Callable[[], Awaitable[Any]]) -> Any:
+        """Make a change, or go through all engines, while no other does.
+
+        It is made to its end also where the client goes away: what is then loaded has its name, and can be unloaded.
+        """
+
+        async def alone() -> Any:
+            async with self._changing:
+                return await change()
+
+        task = asyncio.get_running_loop().create_task(alone())
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
 
     def _engine(self, body: Any) -> LocalEngine:
         name = fields.read_text(body, "model") if "model" in body else self._name

@@ -148,6 +148,29 @@ def test_a_batch_that_runs_out_of_columns_ends_and_the_next_goes_on(folder: Path
     assert_same(found, alone(folder, [wave[0] for wave in waves]))
 
 
+def test_the_prefix_tree_keeps_to_its_bound_while_a_batch_runs(folder: Path, batches: list[int]) -> None:
+    engine = LocalEngine(load(str(folder)), chat_template=False, continuous=True, max_batch=2, prefix_tokens=60)
+    seen: list[int] = []
+    engine.model.register_forward_pre_hook(lambda *_: seen.append(engine._prefixes.tokens))
+    words = "word " * 10
+    long = asked("A question\n", f"long, {words}:", grammar=NO_END, max_tokens=120)
+    short = [asked("A question\n", f"{n} {words}:", seed=n, max_tokens=2) for n in range(10)]  # one joins at a time
+
+    async def all_of_them() -> list[Generation]:
+        running = asyncio.create_task(engine.generate(long))
+        while not seen:
+            await asyncio.sleep(0.001)
+        return [*await asyncio.gather(*map(engine.generate, short)), await running]
+
+    found = asyncio.run(all_of_them())
+    engine.close()
+    assert batches == [1]
+    most = max(len(one.prompt_ids) + 2 for one in found)
+    assert sum(len(one.prompt_ids) for one in found) > 700
+    assert max(seen) <= 60 + 3 * most  # the long one, one that ended and one that came
+    assert_same(found, alone(folder, [*short, long]))
+
+
 def test_a_failed_forward_fails_what_is_running_and_the_rest_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

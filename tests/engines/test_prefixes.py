@@ -68,6 +68,22 @@ def test_trim_can_take_a_whole_path_and_clear_takes_all():
     assert tree.tokens == 0 and found(tree, 1, 2) == 0
 
 
+def test_trim_leaves_what_is_running_were_it_more_than_the_bound():
+    tree = PrefixTree(most_tokens=5)
+    tree.add((1, 2, 3, 4), 0, kept(1, 2, 3, 4))
+    tree.add((1, 2, 5, 6), 2, kept(5, 6))
+    tree.add((7, 8, 9), 0, kept(7, 8, 9))
+    tree.trim([(1, 2, 3, 4)])
+    assert tree.tokens == 5
+    assert [found(tree, 1, 2, 3, 4), found(tree, 1, 2, 5, 6), found(tree, 7, 8, 9)] == [4, 2, 1]
+    tree.add((1, 2, 5, 6), 2, kept(5, 6))
+    tree.trim([(1, 2, 3, 4), (1, 2, 5, 6)])
+    assert tree.tokens == 6
+    assert [found(tree, 1, 2, 3, 4), found(tree, 1, 2, 5, 6), found(tree, 7, 8, 9)] == [4, 4, 0]
+    tree.trim()
+    assert tree.tokens == 5
+
+
 def test_what_is_kept_owns_its_memory():
     tree = PrefixTree(100)
     block = kept(1, 2, 3).clone()

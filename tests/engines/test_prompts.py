@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from midflight.engines.base import Message
+from midflight.engines.local import prompts
 from midflight.engines.local.prompts import PromptEncoder
 from tests.training.tiny import byte_tokenizer
 
@@ -113,3 +114,15 @@ def test_the_embedded_model_reads_an_added_token_in_data_as_it_did_before_it_was
     tokenizer = with_added(AutoTokenizer.from_pretrained(resolve(EMBEDDED)))
     assert ids(tokenizer, HOSTILE) != ids(plain, HOSTILE)
     assert PromptEncoder(tokenizer, chat_template=True).encode_text(HOSTILE) == ids(plain, HOSTILE)
+
+
+def test_the_ids_that_are_kept_are_bounded_by_the_length_of_their_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "KEPT_CHARACTERS", 1000)
+    tokenizer = byte_tokenizer()
+    encoder = PromptEncoder(tokenizer, chat_template=False)
+    texts = [letter * size for letter, size in zip("abcdefgh" * 5, range(0, 1200, 30), strict=True)]
+    for text in texts * 2:
+        assert encoder.encode_text(text) == ids(tokenizer, text)
+        assert sum(len(kept) + 20 for kept in encoder._parts) <= 1000
+        assert (text in encoder._parts) == (len(text) <= 980)
+    assert encoder.encode_text(texts[3]) is encoder.encode_text(texts[3])

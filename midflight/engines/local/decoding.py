@@ -136,7 +136,8 @@ def admit(
     """Take in the requests that arrived, as long as the first of them fits, in the rows behind those of `nodes`.
 
     It fits when it begins with the trunk, its prompt is no longer than the columns before the next and its continuation
-    than those that are left. What does not fit waits for the next batch; nothing overtakes it.
+    than those that are left. What does not fit waits for the next batch; nothing overtakes it. The tree keeps to its
+    bound, but for the prompts that are running.
     """
     cache, cut = filled.cache, len(filled.trunk.ids)
     left = filled.padding.shape[-1] - cache.used
@@ -165,6 +166,7 @@ def admit(
         assert length == len(prompt), "fill leaves the whole prompt in the tree"
         filled.seat(place, behind(pieces, cut))
         seated.append((place, node))
+    tree.trim(node.rows[0].prompt for _, node in [*nodes, *seated])
     return seated
 
 

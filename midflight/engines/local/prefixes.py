@@ -8,6 +8,7 @@ whole past, so what it holds is what the model would compute for those ids.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 import torch
 
@@ -82,13 +83,23 @@ class PrefixTree:
         upper.children[node.ids[0]] = node
         return upper
 
-    def trim(self) -> None:
-        """Cut ends of paths off, least recently used first, until at most `most_tokens` are left."""
+    def trim(self, running: Iterable[Ids] = ()) -> None:
+        """Cut ends of paths off, least recently used first, until at most `most_tokens` are left.
+
+        What `running` are, with all that they begin with, stays, were it more than that.
+        """
+        if self.tokens <= self._most:
+            return
+        before = self._clock
+        for ids in running:
+            self.find(ids)
         leaves = [(leaf.used, number, leaf) for number, leaf in enumerate(self._leaves())]
         heapq.heapify(leaves)
         number = len(leaves)
         while self.tokens > self._most:
-            leaf = heapq.heappop(leaves)[2]
+            used, _, leaf = heapq.heappop(leaves)
+            if used > before:
+                return
             over = self.tokens - self._most
             parent = leaf.parent
             assert parent is not None and leaf.kept is not None

@@ -13,6 +13,8 @@ from jinja2 import TemplateError
 
 from midflight.engines.base import Message
 
+KEPT_CHARACTERS = 4_000_000
+"""Of texts whose ids are kept, where each text counts for 20 more: about 50 MB of English."""
 _SENTINEL = "\ue000{}\ue001"
 
 
@@ -26,6 +28,7 @@ class PromptEncoder:
         self._chat = chat_template
         self._frames: dict[tuple[str, ...], list[list[int]]] = {}
         self._parts: dict[str, list[int]] = {}
+        self._kept = 0
         added = {token: str(one.content) for token, one in tokenizer.added_tokens_decoder.items()}
         self._added = {token: text for token, text in added.items() if text.replace("▁", "").strip()}
 
@@ -36,10 +39,18 @@ class PromptEncoder:
             ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
             if not self._added.keys().isdisjoint(ids):  # that splits those alone that are marked as special
                 ids = self._without_added(text)
-            if len(self._parts) > 20_000:
-                self._parts.clear()
-            self._parts[text] = ids
+            self._keep(text, ids)
         return ids
+
+    def _keep(self, text: str, ids: list[int]) -> None:
+        size = len(text) + 20
+        if size > KEPT_CHARACTERS:
+            return
+        if self._kept + size > KEPT_CHARACTERS:
+            self._parts.clear()
+            self._kept = 0
+        self._parts[text] = ids
+        self._kept += size
 
     def _without_added(self, text: str) -> list[int]:
         """Ids of `text` by the tokenizer's steps, but for the first, which looks for added tokens."""
