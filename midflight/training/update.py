@@ -4,7 +4,8 @@ A pack's graph ends at the keys and values of the packs before it, whose gradien
 backward pass. Invariant: one pack's graph is alive at a time, so memory grows with the pack and with the keys and
 values of the longest row, not with the batch. A pack that others go on from is computed twice for that: without a graph
 for its keys and values, and again when their gradients are there. Logits exist only where a trained token is scored, a
-chunk at a time.
+chunk at a time. Only of a model that runs by its own forward, and whose logits are made in another way than of its last
+hidden states one by one, those of a whole row exist at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from midflight.engines.local.attention import block_mask
 from midflight.engines.local.grammar import Masks
+from midflight.engines.local.plain import gives_hidden, logits_of
 from midflight.engines.local.support import is_ours
 from midflight.training.packing import SCORED_AT_ONCE, Pack, PackedBatch
 
@@ -76,7 +79,11 @@ def run(
     `on_scores` gets a pack and the scores of some of its terms (`scores.terms` are indices into `pack.terms`). When it
     returns a loss, its gradient is accumulated into the model's parameters. Entropies carry one if asked for.
     """
-    scorer = _Scorer(model, masks, batch, on_scores, entropy_grad, flex, exact)
+    if is_ours(model):
+        head = model.get_output_embeddings()
+    else:
+        head = partial(logits_of, model) if gives_hidden(model) else None
+    scorer = _Scorer(model, head, masks, batch, on_scores, entropy_grad, flex, exact)
     for root in batch.roots:
         scorer.run(root)
 
@@ -121,9 +128,10 @@ class _Begun:
 
 @dataclass(frozen=True)
 class _Scorer:
-    """What stays the same over the packs of one pass."""
+    """What stays the same over the packs of one pass. `head` makes logits of hidden states; None: they are logits."""
 
     model: Any
+    head: Callable[[Tensor], Tensor] | None
     masks: Masks
     batch: PackedBatch
     on_scores: OnScores
@@ -151,7 +159,7 @@ class _Scorer:
             if is_ours(self.model):
                 hidden, own = self._forward(pack, path)
             else:
-                (hidden, pack), own = self._plain_logits(pack), []
+                (hidden, pack), own = self._plain(pack), []
         layers = [(key.detach().requires_grad_(grad), value.detach().requires_grad_(grad)) for key, value in own]
         return _Begun(pack, layers, None if again else (hidden, own))
 
@@ -191,22 +199,24 @@ class _Scorer:
         )
         return output.last_hidden_state, cache.own
 
-    def _plain_logits(self, pack: Pack) -> tuple[Tensor, Pack]:
-        """Logits [1, n, vocabulary] by the model's own forward of a pack that is one sequence, at the nodes its terms
-        name, and the pack with those nodes numbered so."""
+    def _plain(self, pack: Pack) -> tuple[Tensor, Pack]:
+        """Last hidden states [1, n, width], or logits, by the model's own forward of a pack that is one sequence, at
+        the nodes its terms name, and the pack with those nodes numbered so."""
         nodes = sorted({term.node for term in pack.terms})
         ids = torch.tensor([pack.ids], device=next(self.model.parameters()).device)
         index = torch.tensor(nodes, device=ids.device)
-        if "logits_to_keep" in inspect.signature(self.model.forward).parameters:
-            logits: Tensor = self.model(input_ids=ids, use_cache=False, logits_to_keep=index).logits
+        if self.head is not None:
+            found: Tensor = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, index]
+        elif "logits_to_keep" in inspect.signature(self.model.forward).parameters:
+            found = self.model(input_ids=ids, use_cache=False, logits_to_keep=index).logits
         else:
-            logits = self.model(input_ids=ids, use_cache=False).logits[:, index]
-        return logits, replace(pack, terms=[replace(term, node=nodes.index(term.node)) for term in pack.terms])
+            found = self.model(input_ids=ids, use_cache=False).logits[:, index]
+        return found, replace(pack, terms=[replace(term, node=nodes.index(term.node)) for term in pack.terms])
 
     def _score(self, pack: Pack, hidden: Tensor) -> None:
         """Hand on the scores of a pack's terms, and send the gradient of what comes back to `hidden` [N, width].
 
-        With the model's own forward `hidden` are its logits.
+        Without a `head`, `hidden` are logits.
         """
         found: dict[tuple[Any, ...], _Distribution] = {}
         for number, term in enumerate(pack.terms):
@@ -225,9 +235,7 @@ class _Scorer:
         """Of the terms of `chunk`: at their temperature, within their mask or support."""
         device = hidden.device
         nodes = torch.tensor([one.node for one in chunk], device=device)
-        logits = hidden[nodes].float()
-        if is_ours(self.model):
-            logits = self.model.get_output_embeddings()(hidden[nodes]).float()
+        logits = (hidden[nodes] if self.head is None else self.head(hidden[nodes])).float()
         blocked = torch.zeros(logits.shape, dtype=torch.bool)
         heat = []
         for index, one in enumerate(chunk):

@@ -210,6 +210,29 @@ def test_they_are_named_and_drawn_and_trained_by_their_own_forward(
     engine.close()
 
 
+@pytest.mark.parametrize("make", OTHERS, ids=lambda make: make.__name__)
+def test_their_logits_exist_a_chunk_at_a_time(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved(make, tmp_path)
+    model = load(folder).model
+    engine = LocalEngine(load(folder), chat_template=False)
+    rows = [Row(tuple(range(5, 12)), tuple(range(40, 52)), (0.0,) * 12, (False,) * 12, 1.0, None)]
+    asked: list[int] = []
+    real = update.logits_of
+
+    def watched(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        asked.append(len(hidden))
+        return real(model, hidden)
+
+    monkeypatch.setattr(update, "logits_of", watched)
+    monkeypatch.setattr(update, "SCORED_AT_ONCE", 5)
+    found = update.score_rows(model, engine.masks, rows_apart(rows))
+    assert asked == [5, 5, 2] and "forward" not in vars(model.base_model)
+    monkeypatch.setattr(update, "gives_hidden", lambda model: False)
+    whole = update.score_rows(model, engine.masks, rows_apart(rows))
+    assert found[0] == pytest.approx(whole[0], abs=1e-5) and asked == [5, 5, 2]
+    engine.close()
+
+
 def test_llama_takes_ours_and_both_ways_agree(tmp_path: Path) -> None:
     folder = saved(llama, tmp_path)
     loaded = load(folder)

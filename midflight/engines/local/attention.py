@@ -59,8 +59,8 @@ def attention(
     else:
         trunk_key, trunk_value = trunk[module.layer_idx]  # type: ignore[index]
         if exact:
-            own, key, value, trunk_key, trunk_value, attention_mask = _in_float64(
-                own, key, value, trunk_key, trunk_value, attention_mask
+            own, key, value, trunk_key, trunk_value, attention_mask = _in(
+                torch.float64, own, key, value, trunk_key, trunk_value, attention_mask
             )
         merge = _merged if query.device.type == "cpu" else _joined
         output = merge(own, key, value, trunk_key, trunk_value, attention_mask, scale)  # type: ignore[arg-type]
@@ -68,8 +68,13 @@ def attention(
     return output.reshape(rows, heads, tokens, width).transpose(1, 2).contiguous(), None
 
 
-def _in_float64(*parts: torch.Tensor | None) -> Any:
-    return [None if part is None else part.double() for part in parts]
+def _in(dtype: torch.dtype, *parts: torch.Tensor | None) -> Any:
+    return [None if part is None else part.to(dtype) for part in parts]
+
+
+def _wide(part: torch.Tensor) -> torch.dtype:
+    """What to sum in where the parts are of 16 bits; else their own type."""
+    return torch.promote_types(part.dtype, torch.float32)
 
 
 class _Exact(torch.autograd.Function):
@@ -80,7 +85,7 @@ class _Exact(torch.autograd.Function):
         ctx: Any, own: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
     ) -> torch.Tensor:
         """own [rows, groups, heads x T, d]; key, value [rows, groups, S, d]."""
-        query, keys, values, wide = _in_float64(own, key, value, mask)
+        query, keys, values, wide = _in(torch.float64, own, key, value, mask)
         found, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, keys, values, attn_mask=wide, scale=scale
         )
@@ -131,7 +136,7 @@ def _merged(
     over_trunk, trunk_sum = fused(_fold(own), trunk_key[None], trunk_value[None], scale=scale)
     over_own, own_sum = fused(own, key, value, attn_mask=mask, scale=scale)
     over_trunk, trunk_sum = _unfold(over_trunk, own), _unfold(trunk_sum[..., None], own)
-    share = torch.sigmoid(trunk_sum - own_sum[..., None]).to(own.dtype)
+    share = torch.sigmoid(trunk_sum - own_sum[..., None]).to(_wide(own))
     output: torch.Tensor = share * over_trunk + (1 - share) * over_own
     return output
 
@@ -156,7 +161,11 @@ def _joined(
     mask: torch.Tensor | None,
     scale: float,
 ) -> torch.Tensor:
-    """The same as `_merged` with one softmax over all scores written out; for devices without that fused kernel."""
+    """The same as `_merged` with one softmax over all scores written out; for devices without that fused kernel.
+
+    Scores and weights are not rounded to 16 bits, as in the kernels.
+    """
+    own, key, value, trunk_key, trunk_value, mask = _in(_wide(own), own, key, value, trunk_key, trunk_value, mask)
     length = trunk_key.shape[1]
     shared = _unfold((_fold(own)[0] @ trunk_key.transpose(-1, -2))[None], own)
     scores = own @ key.transpose(-1, -2)

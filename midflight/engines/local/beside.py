@@ -64,7 +64,7 @@ def merge(model: Any) -> dict[str, Tensor]:
             found[f"{name}.weight"] = weight
             module.weight = torch.nn.Parameter(weight.to(module.weight.dtype), requires_grad=False)
             del module.down
-            module.__class__ = torch.nn.Linear
+            module.__class__ = torch.nn.Linear  # type: ignore[assignment]
     return found
 
 

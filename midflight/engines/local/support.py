@@ -22,7 +22,7 @@ _PATHS = ([0, 1, 2, 3, 4], [0, 1, 2, 5, 6])
 _BEHIND = (1e-3, 0.2)
 """Of the largest logit, in 32 and in 16 bits: sums in another order move the embedded model's by 7e-6 and by 0.06."""
 
-_FAULTS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
+FAULTS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
 """What the code of a model raises when it meets what it does not expect: then it is not one that takes our mask."""
 
 
@@ -50,7 +50,7 @@ def adopt(model: Any, context_length: int | None = None) -> str:
             "on a packed tree of tokens": (_packed_logits(model, ids)[torch.tensor(_PATHS)], plain, (1e-4, 5e-2)),
             "behind a trunk": (_drawn_logits(model, ids), plain[:, -1], _BEHIND),
         }
-    except _FAULTS as error:
+    except FAULTS as error:
         if is_out_of_memory(error):
             raise
         reason = f"it does not take a packed tree of tokens or a trunk ({' '.join(str(error).split())[:160]})"
