@@ -33,7 +33,14 @@ FAMILIES = {"atlas": tuple(KINDS)}
 """Kinds of each built-in task family."""
 
 
-def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = False, training: bool = True) -> None:
+def check(
+    recipe: Recipe,
+    *,
+    own_tools: Collection[str] = (),
+    own_tasks: bool = False,
+    training: bool = True,
+    supervised: bool = False,
+) -> None:
     """Refuse a recipe whose keys do not go together.
 
     Args:
@@ -41,6 +48,7 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
         own_tools: names of tools that the caller passes as objects.
         own_tasks: the caller passes its tasks as objects, or draws none: the task sections are not looked at.
         training: the caller trains; otherwise what only training uses is not looked at.
+        supervised: it trains on demonstrations, which say how many steps there are.
 
     Raises:
         RecipeError: the first broken rule.
@@ -64,7 +72,8 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
             check_model_name(engine.model, f"engines.{name}.model = {engine.model}")
     _check_budget(recipe)
     if training:
-        check_schedule(recipe.training, recipe.training.steps, f"training.steps = {recipe.training.steps}")
+        if not supervised:
+            check_schedule(recipe.training, recipe.training.steps, f"training.steps = {recipe.training.steps}")
         _check_training(recipe)
     if not own_tasks:
         _check_tasks(recipe, training)
