@@ -1,6 +1,6 @@
 """Rows for the update benchmark: those of a stored step, those of a step made now, or built to a size.
 
-Invariant: a stored step gives the rows that its update trained, in the same order.
+Invariant: a stored step gives the rows that its update trained, in the same order, or is refused.
 """
 
 from __future__ import annotations
@@ -30,12 +30,26 @@ FREE_TOKENS = 3
 """Trained tokens of a built action; the rest is forced, as a grammar does."""
 
 
+def check_stored(settings: TrainingConfig) -> None:
+    """Refuse settings under which a store does not hold all that a step trained on.
+
+    Raises:
+        UserError: it lacks the reference's log-probs.
+    """
+    if settings.kl_beta > 0 and settings.kl_in == "reward":
+        raise UserError(
+            "training.kl_in = reward: advantages hold the KL to the reference, which is not stored; name a run or a "
+            "recipe with training.kl_in=loss"
+        )
+
+
 def stored_rows(run: Path, step: int, settings: TrainingConfig) -> list[Row]:
     """The rows of a run's training step.
 
     Raises:
-        UserError: the folder is no run, has no such step, or the step trained nothing.
+        UserError: the folder is no run, has no such step, or the step trained nothing, or on what no store holds.
     """
+    check_stored(settings)
     file = RunFolder(run).store
     if not file.is_file():
         raise UserError(f"--run {run}: holds no store.sqlite, so no run; name a run folder")
@@ -52,7 +66,12 @@ def stored_rows(run: Path, step: int, settings: TrainingConfig) -> list[Row]:
 
 
 def made_rows(recipe: Recipe) -> list[Row]:
-    """The rows of the first step of `recipe`, whose trajectories the untrained model makes now."""
+    """The rows of the first step of `recipe`, whose trajectories the untrained model makes now.
+
+    Raises:
+        UserError: the step trained nothing, or on what no store holds.
+    """
+    check_stored(recipe.training)
     with tempfile.TemporaryDirectory() as folder:
         train_one_step(recipe, Path(folder))
         return stored_rows(Path(folder), 1, recipe.training)

@@ -43,7 +43,9 @@ _SFT_TAKES = frozenset(
 def is_idle(override: str, command: str) -> bool:
     """Whether `train` or `sft` would not use a change; a recipe has the keys of both."""
     section, *fields = override.partition("=")[0].strip().split(".")
-    return section == "sft" if command == "train" else section == "training" and bool({*fields[:1]} - _SFT_TAKES)
+    if command == "train":
+        return section == "sft"
+    return section == "train_tasks" or section == "training" and bool({*fields[:1]} - _SFT_TAKES)
 
 
 def refuse_idle(overrides: Sequence[str], command: str) -> None:

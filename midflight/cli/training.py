@@ -69,7 +69,7 @@ def sft(
         if resume and value is not None:
             raise UserError(f"{option}: does nothing with --resume, as a run keeps its demonstrations; leave it out")
     refuse_idle(overrides or (), "sft")
-    settings = load_recipe(recipe, overrides or ())
+    settings = load_recipe(recipe, overrides or (), supervised=True)
     folder = run_dir or _default_run_dir(recipe, settings, "sft", resume=resume)
 
     from midflight.training.demonstrations import Wanted, kept, select

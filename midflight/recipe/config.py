@@ -249,9 +249,9 @@ class TrainingConfig(Section):
     """Of one step: trajectories that still run then are cancelled, left out of their groups and counted as
     `stragglers`, and the step goes on with the others. Null waits for all, each within `agent.max_seconds`."""
     learning_rate: float = Field(default=1e-6, gt=0, le=1e6)
-    """Of AdamW, after the warm-up."""
+    """Of AdamW, in the first step after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0, le=100_000_000)
-    """Steps over which the rate rises linearly."""
+    """Steps over which the rate rises linearly; fewer than there are."""
     final_rate: float = Field(default=1.0, ge=0, le=1)
     """The rate falls linearly to this share of itself at the last step."""
     weight_decay: float = Field(default=0.0, ge=0, le=1e6)

@@ -40,11 +40,13 @@ PATH_KEYS = (
 WRITE = "write key=value, with no spaces around '=', such as training.steps=10"
 
 
-def load_recipe(path: str, overrides: Sequence[str] = (), *, tasks: bool = True, training: bool = True) -> Recipe:
+def load_recipe(
+    path: str, overrides: Sequence[str] = (), *, tasks: bool = True, training: bool = True, supervised: bool = False
+) -> Recipe:
     """Read a YAML recipe and apply dotted overrides such as `training.learning_rate=1e-5`.
 
-    Without `tasks` or `training` what only they use goes unchecked. A key of the file that an override makes idle is
-    left out, with a line on standard error.
+    Without `tasks` or `training` what only they use goes unchecked; `supervised` training does not go by
+    `training.steps`. A key of the file that an override makes idle is left out, with a line on standard error.
 
     Raises:
         RecipeError: unreadable file, unknown key (with the nearest valid one), bad value, or a broken cross-field rule.
@@ -61,7 +63,7 @@ def load_recipe(path: str, overrides: Sequence[str] = (), *, tasks: bool = True,
     def checked(data: Mapping[str, Any]) -> Recipe:
         recipe = validate(data)
         check_kept_tools(RunFolder(file.parent), recipe)
-        check(recipe, own_tasks=not tasks, training=training)
+        check(recipe, own_tasks=not tasks, training=training, supervised=supervised)
         return recipe
 
     while True:

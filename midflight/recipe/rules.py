@@ -33,7 +33,14 @@ FAMILIES = {"atlas": tuple(KINDS)}
 """Kinds of each built-in task family."""
 
 
-def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = False, training: bool = True) -> None:
+def check(
+    recipe: Recipe,
+    *,
+    own_tools: Collection[str] = (),
+    own_tasks: bool = False,
+    training: bool = True,
+    supervised: bool = False,
+) -> None:
     """Refuse a recipe whose keys do not go together.
 
     Args:
@@ -41,6 +48,7 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
         own_tools: names of tools that the caller passes as objects.
         own_tasks: the caller passes its tasks as objects, or draws none: the task sections are not looked at.
         training: the caller trains; otherwise what only training uses is not looked at.
+        supervised: it trains on demonstrations, which say how many steps there are.
 
     Raises:
         RecipeError: the first broken rule.
@@ -64,6 +72,8 @@ def check(recipe: Recipe, *, own_tools: Collection[str] = (), own_tasks: bool = 
             check_model_name(engine.model, f"engines.{name}.model = {engine.model}")
     _check_budget(recipe)
     if training:
+        if not supervised:
+            check_schedule(recipe.training, recipe.training.steps, f"training.steps = {recipe.training.steps}")
         _check_training(recipe)
     if not own_tasks:
         _check_tasks(recipe, training)
@@ -207,13 +217,29 @@ def _check_budget(recipe: Recipe) -> None:
             )
 
 
+def check_schedule(training: TrainingConfig, steps: int, why: str) -> None:
+    """Refuse a rate that would never be reached, or never fall, in so many steps; `why` there are as many.
+
+    Raises:
+        IdleKey: of the warm-up or the fall.
+    """
+    if training.warmup_steps >= steps:
+        raise IdleKey(
+            "training.warmup_steps",
+            f"training.warmup_steps = {training.warmup_steps}: the rate is reached in the step after them, and {why}",
+            f"set training.warmup_steps to at most {steps - 1}",
+        )
+    if training.final_rate != 1 and training.warmup_steps == steps - 1:
+        raise IdleKey(
+            "training.final_rate",
+            f"training.final_rate = {training.final_rate:g}: does nothing, as the rate is reached in the last step "
+            f"({why})",
+            "remove it or lower training.warmup_steps" if training.warmup_steps else "remove it",
+        )
+
+
 def _check_training(recipe: Recipe) -> None:
     training = recipe.training
-    if training.warmup_steps > training.steps:
-        raise RecipeError(
-            f"training.warmup_steps = {training.warmup_steps}: more than training.steps = {training.steps}, so the "
-            f"rate would never be reached; set training.warmup_steps to at most {training.steps}"
-        )
     for beta in training.betas:
         if not 0 <= beta < 1:
             raise RecipeError(f"training.betas = {list(training.betas)}: each must be at least 0 and below 1")

@@ -372,6 +372,7 @@ class Session(ABC):
                 "success": success,
                 "base": self.policy.base_name,
                 "skipped_in_a_row": self.updater.skipped_in_a_row,
+                "pack_tokens": self.updater.pack_tokens,
             },
             keep_last=self.settings.keep_last,
             keep_best=self.settings.keep_best,
@@ -385,7 +386,8 @@ class Session(ABC):
             return 0
         state = load_checkpoint(newest, self.policy, self.optimizer)
         self.stream.success = dict(state["success"])
-        self.updater.skipped_in_a_row = int(state.get("skipped_in_a_row", 0))  # older checkpoints have none
+        self.updater.skipped_in_a_row = int(state.get("skipped_in_a_row", 0))  # older checkpoints have neither
+        self.updater.pack_tokens = int(state.get("pack_tokens", self.settings.pack_tokens))
         self.progress.note(f"resuming {self.folder.path} after step {state['step']}")
         return int(state["step"])
 

@@ -20,9 +20,10 @@ from typing import Any
 from midflight.errors import UserError
 from midflight.evaluation.held_out import listed_tasks
 from midflight.progress import Progress
-from midflight.recipe import Recipe, RecipeError
+from midflight.recipe import Recipe
 from midflight.recipe.own import own_tools
 from midflight.recipe.resuming import check_run_folder
+from midflight.recipe.rules import check_schedule
 from midflight.seeds import derive
 from midflight.store import RunFolder, Store
 from midflight.tasks.base import Task
@@ -142,11 +143,7 @@ class SupervisedTrainer(Session):
             self.selection, shown = self._replayed(selection, per_question)
             self.stream = Demonstrations(shown, recipe.sft.batch_size, recipe.seed)
             steps = recipe.sft.epochs * self.stream.batches
-            if settings.warmup_steps > steps:
-                raise RecipeError(
-                    f"training.warmup_steps = {settings.warmup_steps}: more than the {steps} steps of {len(shown)} "
-                    f"demonstrations, so the rate would never be reached; set training.warmup_steps to at most {steps}"
-                )
+            check_schedule(settings, steps, f"{len(shown)} demonstrations make {steps} steps")
             self.settings = settings.model_copy(update={"steps": steps})
             made.pop_all()
 

@@ -184,6 +184,17 @@ def test_a_stored_step_gives_the_rows_that_trained(stored):
     assert {one.prompt_ids for one in rows} == {(1, 5, 6)}
 
 
+def test_a_step_whose_advantages_hold_a_kl_that_is_not_stored_is_refused(stored):
+    recipe = load_recipe("quickstart", ["training.kl_beta=0.1", "training.kl_in=reward"])
+    for asked in (lambda: stored_rows(stored, 1, recipe.training), lambda: made_rows(recipe)):
+        with pytest.raises(UserError) as refused:
+            asked()
+        assert str(refused.value) == (
+            "training.kl_in = reward: advantages hold the KL to the reference, which is not stored; name a run or a "
+            "recipe with training.kl_in=loss"
+        )
+
+
 model = pytest.mark.model
 linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells the peak of a call")
 

@@ -75,6 +75,10 @@ from tests.cli.lines import Stub, line
             "training.group_size = 4: does nothing in midflight sft; leave it out",
         ),
         (
+            ["sft", "quickstart", "train_tasks.split=validation"],
+            "train_tasks.split = validation: does nothing in midflight sft; leave it out",
+        ),
+        (
             ["sft", "quickstart", "training.epochs=3"],
             "training.epochs = 3: does nothing in midflight sft; leave it out; did you mean sft.epochs?",
         ),
@@ -92,6 +96,10 @@ from tests.cli.lines import Stub, line
         (["sft", "quickstart", "--from", "a", "--min-reward", "inf"], "--min-reward inf: must be a finite number"),
         (["sft", "quickstart", "--from", "a", "--per-question", "0"], "--per-question 0: must be 1 or more"),
         (["sft", "quickstart", "--from", "a", "--from", "./a"], "--from a: the same run is named twice; remove one"),
+        (
+            ["sft", "quickstart", "training.warmup_steps=500", "--from", "runs/none", "--dry-run"],
+            "--from runs/none: no such folder; name a run",
+        ),
         (["sft", "quickstart", "--from", "runs/none", "--dry-run"], "--from runs/none: no such folder; name a run"),
         (
             ["sft", "quickstart", "--resume", "--min-reward", "0"],

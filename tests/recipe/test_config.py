@@ -132,9 +132,9 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
             "the prompt; set model.context_length above 560 or lower agent.memory_tokens",
         ),
         (
-            "training.warmup_steps=21",
-            "training.warmup_steps = 21: more than training.steps = 20, so the rate would never be reached; "
-            "set training.warmup_steps to at most 20",
+            "training.warmup_steps=20",
+            "training.warmup_steps = 20: the rate is reached in the step after them, and training.steps = 20; "
+            "set training.warmup_steps to at most 19",
         ),
         (
             "agent.executor.max_tokens=5",

@@ -40,6 +40,8 @@ train_tasks: {family: atlas, split: validation}
 training:
   clip_epsilon: 0.1
   max_drift: 0.5
+  warmup_steps: 3
+  final_rate: 0.5
   curriculum: {floor: 0.3}
 """
 
@@ -106,6 +108,13 @@ def test_a_shipped_recipe_goes_onto_a_server(name: str, capsys: pytest.CaptureFi
             ],
         ),
         (["train_tasks.kinds=[capital]"], ["training.curriculum: has one kind to choose from (capital)"]),
+        (
+            ["training.steps=1"],
+            [
+                "training.warmup_steps = 3: the rate is reached in the step after them, and training.steps = 1",
+                "training.final_rate = 0.5: does nothing, as the rate is reached in the last step (training.steps = 1)",
+            ],
+        ),
         (["training.loss=reinforce"], ["training.clip_epsilon = 0.1: does nothing with training.loss = reinforce"]),
     ],
 )

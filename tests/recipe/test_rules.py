@@ -245,6 +245,17 @@ def test_a_refill_that_adds_no_query_is_refused(small: Path) -> None:
     assert allowed.training.most_queries == 9
 
 
+def test_a_rate_that_would_fall_after_the_last_step_is_refused(small: Path) -> None:
+    last = "does nothing, as the rate is reached in the last step (training.steps = 20); remove it"
+    held = ["training.steps=20", "training.warmup_steps=19"]
+    assert refused(small, *held, "training.final_rate=0.5") == (
+        f"training.final_rate = 0.5: {last} or lower training.warmup_steps"
+    )
+    one = ["training.steps=1", "training.warmup_steps=0", "training.final_rate=0"]
+    assert refused(small, *one) == f"training.final_rate = 0: {last.replace('20', '1')}"
+    assert load_recipe(str(small), ["training.steps=20", "training.warmup_steps=18", "training.final_rate=0.5"])
+
+
 @pytest.mark.parametrize(("queries", "factor", "most"), [(25, 1.16, 29), (45, 1.4, 63), (50, 1.14, 57), (3, 1.5, 4)])
 def test_a_refill_factor_is_the_decimal_number_that_is_written(queries: int, factor: float, most: int) -> None:
     assert TrainingConfig(queries_per_step=queries, refill_factor=factor).most_queries == most

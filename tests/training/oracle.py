@@ -6,7 +6,7 @@ A group is a list of trajectories; see `Trajectory` and `Token`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass
@@ -24,6 +24,12 @@ class Turn:
     tokens: list[Token]
     reward: float = 0.0
     state: object = None
+    invalid: bool = False
+    """Its text was no action."""
+    failed: bool = False
+    """Its call failed."""
+    cut: bool = False
+    """Its text was cut off at the token limit."""
 
 
 @dataclass
@@ -70,6 +76,11 @@ def advantage(groups, g, i, t, name, step_weight=1.0, discount=1.0):
             return_from(one, k, discount) for one in group for k, turn in enumerate(one.turns) if turn.state == state
         ]
         return standardised(own, rewards) + step_weight * standardised(return_from(group[i], t, discount), peers)
+    if name == "turn_normalised":
+        over = [reward for one, reward in zip(group, rewards, strict=True) for _ in one.turns]
+        if max(over) == min(over):
+            return 0.0
+        return (own - mean(over)) / math.sqrt(sum((one - mean(over)) ** 2 for one in over) / (len(over) - 1))
     raise ValueError(name)
 
 
@@ -102,6 +113,26 @@ def term(turn, token, a, surrogate, low, high, dual, cap):
 def kl(token, name):
     gap = token.ref - token.new
     return {"k1": -gap, "k2": gap**2 / 2, "k3": math.exp(gap) - gap - 1}[name]
+
+
+def overlong(trajectory):
+    return any(turn.cut for turn in trajectory.turns)
+
+
+def shaped(trajectory, costs, penalty=0.0, kl_beta=0.0, kl_name="k3"):
+    """With what its turns cost in their rewards, and the penalty of an over-long one off its outcome."""
+    turns = []
+    for turn in trajectory.turns:
+        reward = turn.reward - costs["turn"]
+        for token in turn.tokens:
+            reward -= costs["length"]
+            reward -= kl_beta * kl(Token(token.drawn, token.drawn, token.ref), kl_name)
+        if turn.invalid:
+            reward -= costs["format_error"]
+        elif turn.failed:
+            reward -= costs["tool_error"]
+        turns.append(replace(turn, reward=reward))
+    return Trajectory(trajectory.reward - (penalty if overlong(trajectory) else 0.0), turns)
 
 
 def weight(groups, group, trajectory, turn, weighting):

@@ -184,6 +184,91 @@ def test_equal_costs_in_other_turns_leave_a_group_without_signal():
     assert trained([Group(TASK, (trajectory([21, 40]), trajectory([24, 38])), (1.0, 1.0))], settings(shaping=shaping))
 
 
+sixteenths = st.sampled_from([0.0, 0.0625, 0.25])
+a_turn = st.builds(
+    oracle.Turn,
+    tokens=st.lists(
+        st.builds(oracle.Token, new=st.just(-1.0), drawn=st.just(-1.0), ref=st.sampled_from([-1.0, -1.5, -3.0])),
+        min_size=1,
+        max_size=3,
+    ),
+    invalid=st.booleans(),
+    failed=st.booleans(),
+    cut=st.sampled_from([False, False, True]),
+)
+a_path = st.builds(
+    oracle.Trajectory, reward=st.sampled_from([0.0, 1.0]), turns=st.lists(a_turn, min_size=1, max_size=2)
+)
+
+
+def ours(path):
+    """A literal trajectory as one of the agent's."""
+    errors = [
+        ErrorKind.INVALID_ACTION if one.invalid else ErrorKind.TOOL_ERROR if one.failed else None for one in path.turns
+    ]
+    made = trajectory([len(one.tokens) + 1 for one in path.turns], errors=errors)
+    reasons = [FinishReason.LENGTH if one.cut else FinishReason.STOP for one in path.turns]
+    turns = [
+        replace(turn, generation=replace(turn.generation, finish_reason=reason))
+        for turn, reason in zip(made.turns, reasons, strict=True)
+    ]
+    return replace(made, turns=tuple(turns))
+
+
+@pytest.mark.parametrize("overlong", ["keep", "mask", "penalise"])
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+@settings_of(max_examples=15, deadline=None)
+@given(
+    literal=st.lists(st.lists(a_path, min_size=2, max_size=3), min_size=1, max_size=2),
+    costs=st.fixed_dictionaries(dict.fromkeys(("tool_error", "format_error", "length", "turn"), sixteenths)),
+    name=st.sampled_from(["flow_grpo", "dr_grpo", "rloo", "reinforce_pp", "turn_normalised"]),
+    kl_estimate=st.sampled_from(["k1", "k2"]),
+    weighting=st.sampled_from(["trajectory", "turn", "token"]),
+)
+def test_shaping_penalties_masks_and_the_kl_equal_the_oracles(
+    overlong, kl_in, literal, costs, name, kl_estimate, weighting
+):
+    """All costs are sixteenths, so that sums are exact and a group has signal in both or in none."""
+    if kl_in == "reward":
+        name = "dr_grpo"  # those that divide by a std take no KL alone
+    chosen = settings(
+        shaping=ShapingConfig(**costs),
+        overlong=overlong,
+        overlong_penalty=0.5,
+        advantage=name,
+        weighting=weighting,
+        kl_beta=0.125,
+        kl_in=kl_in,
+        kl_estimate=kl_estimate,
+    )
+    groups = [Group(TASK, tuple(map(ours, group)), tuple(one.reward for one in group)) for group in literal]
+    rows = {
+        place: replace(
+            row,
+            reference=(*(one.ref for one in literal[place.group][place.trajectory].turns[place.turn].tokens), 0.0),
+        )
+        for place, row in rows_of(groups).items()
+    }
+    found = weighted_rows(groups, rows, advantages(groups, chosen, rows), chosen)
+
+    penalty, beta = 0.5 if overlong == "penalise" else 0.0, 0.125 if kl_in == "reward" else 0.0
+    paid = [[oracle.shaped(one, costs, penalty, beta, kl_estimate) for one in group] for group in literal]
+
+    def placed(g, i, t):
+        return oracle.advantage(paid, g, i, t, name)
+
+    live = [g for g, group in enumerate(paid) if any(abs(placed(g, i, 0)) > 1e-9 for i in range(len(group)))]
+    expected = [
+        (placed(g, i, t), oracle.weight([paid[one] for one in live], paid[g], path, turn, weighting))
+        for g in live
+        for i, path in enumerate(paid[g])
+        if not (overlong == "mask" and oracle.overlong(path))
+        for t, turn in enumerate(path.turns)
+    ]
+    assert [row.advantage for row in found] == pytest.approx([one for one, _ in expected], abs=1e-9)
+    assert [row.weight for row in found] == pytest.approx([one for _, one in expected], rel=1e-12)
+
+
 def test_an_overlong_trajectory_is_kept_masked_or_penalised():
     cut, full = trajectory([3], cut=True), trajectory([3])
     crowded = trajectory([3], stop=StopReason.CONTEXT_OVERFLOW)

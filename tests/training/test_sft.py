@@ -321,10 +321,10 @@ def test_nothing_is_left_of_a_run_that_cannot_start(model: Path, tmp_path: Path)
         "the planner's grammar does not allow 1; name another run with --from, or set another --phase or --min-reward"
     )
     with pytest.raises(RecipeError) as slow:
-        learn(recipe(model, "training.steps=9", "training.warmup_steps=9"), folder, teacher(tmp_path / "teacher"))
+        learn(recipe(model, "training.steps=9", "training.warmup_steps=2"), folder, teacher(tmp_path / "teacher"))
     assert str(slow.value) == (
-        "training.warmup_steps = 9: more than the 2 steps of 5 demonstrations, so the rate would never be reached; set "
-        "training.warmup_steps to at most 2"
+        "training.warmup_steps = 2: the rate is reached in the step after them, and 5 demonstrations make 2 steps; set "
+        "training.warmup_steps to at most 1"
     )
     with pytest.raises(UserError, match=f"--resume: {folder} does not exist"):
         learn(recipe(model), folder, None)

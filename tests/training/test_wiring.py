@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from midflight.progress import Progress
-from midflight.store import RunFolder, Store
+from midflight.store import RunFolder, Store, read_metrics
+from midflight.training import step
 from midflight.training.packing import Row
 from midflight.training.sft import sft
 from midflight.training.step import UpdateMetrics, Updater
 from midflight.training.trainer import train
 from tests.training.test_sft import HELD_OUT, note, teacher
 from tests.training.test_sft import recipe as supervised
-from tests.training.test_trainer import TASKS, pick, recipe
+from tests.training.test_trainer import SAME, TASKS, pick, recipe
 from tests.training.tiny import make_byte_model
 
 pytestmark = pytest.mark.model
@@ -46,14 +47,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found = Seen()
-    step, update = torch.optim.AdamW.step, Updater.update
+    stepped, update = torch.optim.AdamW.step, Updater.update
 
     def stepping(optimizer: torch.optim.AdamW) -> None:
         (group,) = optimizer.param_groups
         found.groups.append({name: value for name, value in group.items() if name != "params"})
         gradients = [parameter.grad for parameter in group["params"] if parameter.grad is not None]
         found.norms.append(math.sqrt(sum(float((one**2).sum()) for one in gradients)))
-        step(optimizer)
+        stepped(optimizer)
 
     def updating(updater: Updater, rows: Sequence[Row], **settings: Any) -> UpdateMetrics:
         measured = update(updater, rows, **settings)
@@ -66,9 +67,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return found
 
 
-def run(model: Path, folder: Path, *overrides: str, steps: int) -> None:
+def run(model: Path, folder: Path, *overrides: str, steps: int, resume: bool = False) -> None:
     few = ["model.chat_template=false", "training.queries_per_step=2", "training.learning_rate=0.02", *overrides]
-    train(recipe(model, *few, steps=steps), folder, progress=Progress(io.StringIO()), tools=[pick], tasks=TASKS)
+    made = recipe(model, *few, steps=steps)
+    train(made, folder, resume=resume, progress=Progress(io.StringIO()), tools=[pick], tasks=TASKS)
 
 
 def free_gaps(row: Row) -> list[float]:
@@ -118,7 +120,7 @@ def test_the_kl_in_the_reward_is_in_the_advantages(model: Path, tmp_path: Path, 
 
 def test_the_kl_of_supervised_training_is_to_the_model_before_it(model: Path, tmp_path: Path, seen: Seen) -> None:
     wanted = teacher(tmp_path / "teacher")
-    settings = ("training.learning_rate=0.05", "sft.epochs=2", "training.warmup_steps=1", "training.final_rate=0.5")
+    settings = ("training.learning_rate=0.05", "sft.epochs=2", "training.warmup_steps=1")
 
     def learn(folder: str, *more: str) -> None:
         sft(
@@ -134,3 +136,35 @@ def test_the_kl_of_supervised_training_is_to_the_model_before_it(model: Path, tm
     learn("free")
     _, free = seen.updates[3]
     assert moved.loss - free.loss == pytest.approx(0.5 * moved.kl, abs=1e-4) and free.kl == 0.0
+
+
+def test_packs_that_memory_halved_stay_so_over_a_resume(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, update, short = step.run, Updater.update, [True]
+
+    def running(*arguments: Any, **settings: Any) -> None:
+        if short:
+            short.clear()
+            raise MemoryError
+        real(*arguments, **settings)
+
+    def stopping(updater: Updater, rows: Sequence[Row], **settings: Any) -> UpdateMetrics:
+        if rows[0].weights_version == 2:
+            raise KeyboardInterrupt
+        return update(updater, rows, **settings)
+
+    monkeypatch.setattr("midflight.training.session.write_plots", lambda folder: [])
+    monkeypatch.setattr(step, "run", running)
+    run(model, tmp_path / "one", steps=3)
+    undisturbed = read_metrics(RunFolder(tmp_path / "one").metrics)
+    assert len({one["pack_tokens"] for one in undisturbed}) == 1 and undisturbed[0]["pack_tokens"] < 2048
+    short.append(True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Updater, "update", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run(model, tmp_path / "two", steps=3)
+    run(model, tmp_path / "two", steps=3, resume=True)
+    resumed = read_metrics(RunFolder(tmp_path / "two").metrics)
+    kept = (*SAME, "pack_tokens", "unique_tokens")
+    assert [[one[name] for name in kept] for one in resumed] == [[one[name] for name in kept] for one in undisturbed]
