@@ -254,7 +254,7 @@ def _check_training(recipe: Recipe) -> None:
     if recipe.model.dtype == "bfloat16" and training.max_drift < 1e-2:
         raise RecipeError(
             f"training.max_drift = {training.max_drift:g}: bfloat16 rounds by more, the run would stop at once; "
-            f"set training.max_drift=1 and training.max_drift_share=0.01, or model.dtype=float32"
+            f"set training.max_drift=0.05 or model.dtype=float32"
         )
 
 

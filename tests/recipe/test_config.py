@@ -167,7 +167,7 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
         (
             "model.dtype=bfloat16",
             "training.max_drift = 0.0001: bfloat16 rounds by more, the run would stop at once; "
-            "set training.max_drift=1 and training.max_drift_share=0.01, or model.dtype=float32",
+            "set training.max_drift=0.05 or model.dtype=float32",
         ),
         ("eval_tasks.count=null", "eval_tasks.count = null: atlas draws without end; set eval_tasks.count=240"),
         ("model.device=gpu", "model.device = gpu: unknown; set auto, cpu, cuda, cuda:0 or mps"),
