@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,9 +22,8 @@ from midflight.engines.base import Engine
 from midflight.engines.http.usage import difference
 from midflight.engines.local import LoadedModel
 from midflight.engines.local.batch_invariant import make_batch_invariant
-from midflight.engines.local.memory import is_out_of_memory
 from midflight.engines.local.support import is_ours
-from midflight.errors import NO_ROOM, CannotWrite, TrainingStopped, UserError
+from midflight.errors import CannotWrite, TrainingStopped, UserError
 from midflight.evaluation import EvaluationResult, Scored, evaluate, summarise, write_plots, write_report
 from midflight.evaluation.report import Closing, pick_example, render_report
 from midflight.loading import load_named, load_trained, quiet_peft
@@ -32,7 +31,7 @@ from midflight.progress import Progress
 from midflight.recipe import Recipe, resolved
 from midflight.recipe.config import TrainingConfig
 from midflight.recipe.own import keep_tools, own_tools
-from midflight.recipe.resuming import begin, save_recipe
+from midflight.recipe.resuming import save_recipe
 from midflight.recipe.tool_rules import has_frozen_models
 from midflight.rendering import losses
 from midflight.rewards import score
@@ -43,9 +42,9 @@ from midflight.tools.base import Tool
 from midflight.training.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from midflight.training.drift import DriftError
 from midflight.training.finished import TrainReport
-from midflight.training.policy import Policy, SyncError
+from midflight.training.policy import Policy
 from midflight.training.rollouts import check_lost
-from midflight.training.step import GradientError, OutOfMemory, Updater, learning_rate
+from midflight.training.step import OutOfMemory, Updater, learning_rate
 
 if TYPE_CHECKING:
     from midflight.engines.vllm import VllmEngine
@@ -55,39 +54,6 @@ class Stream(Protocol):
     """What the steps draw from. `success` is its state, kept in checkpoints; their quality is its mean."""
 
     success: dict[str, float]
-
-
-def conduct(
-    session: Session, *, resume: bool, evaluate_ends: bool, keep: Callable[[], None] = lambda: None
-) -> TrainReport:
-    """Run a session to its end; `keep` writes what a new run keeps of what it was given.
-
-    Raises:
-        UserError: since it was looked at, another process made a run in the folder.
-        TrainingStopped: sampler and trainer disagree, the gradient is not finite, memory ran out, or the run cannot be
-            written.
-    """
-    try:
-        with session.folder.create().locked():
-            if not resume:
-                begin(session.folder)
-                keep()
-            return session.run(resume=resume, evaluate_ends=evaluate_ends)
-    except TrainingStopped:  # also one that tells of an engine out of memory
-        raise
-    except (DriftError, SyncError, GradientError, OutOfMemory) as error:
-        raise TrainingStopped(str(error)) from error
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise
-        raise CannotWrite(Path(error.filename or session.folder.path), error) from error
-    except (MemoryError, RuntimeError) as error:  # beside the packs: rollouts, the optimizer's state, a sync
-        if not is_out_of_memory(error):
-            raise
-        problem = " ".join(str(error).split())[:160] or "the interpreter's own"
-        raise TrainingStopped(f"out of memory: {problem}; make room and go on with --resume") from error
-    finally:
-        session.close()
 
 
 class Session(ABC):

@@ -28,13 +28,14 @@ from midflight.seeds import derive
 from midflight.store import RunFolder, Store
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
+from midflight.training.conduct import conduct
 from midflight.training.demonstrations import HELD_OUT, Selection, Wanted, keep, kept, same_question, select
 from midflight.training.finished import TrainReport, finished
 from midflight.training.packing import Row
 from midflight.training.replay import Demonstration, NotShowable, replay
 from midflight.training.returns import Place, weighted_rows
 from midflight.training.rollouts import Group
-from midflight.training.session import Session, conduct
+from midflight.training.session import Session
 
 RECORDED = (
     "loss",

@@ -24,12 +24,13 @@ from midflight.store import NewTrajectory, RunFolder, Store
 from midflight.tasks.base import Task
 from midflight.tools.base import Tool
 from midflight.training.advantages import Placed
+from midflight.training.conduct import conduct
 from midflight.training.data import ListSource, Source, TaskStream, atlas_source
 from midflight.training.finished import TrainReport, finished
 from midflight.training.measures import step_record
 from midflight.training.returns import advantages, rows_of, weighted_rows, with_signal
 from midflight.training.rollouts import Group, check_lost, collect
-from midflight.training.session import Session, conduct, new_trajectory
+from midflight.training.session import Session, new_trajectory
 from midflight.training.step import UpdateMetrics
 
 

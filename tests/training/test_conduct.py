@@ -10,7 +10,7 @@ import torch
 
 from midflight.errors import TrainingStopped, UserError
 from midflight.store import RunFolder
-from midflight.training.session import conduct
+from midflight.training.conduct import conduct
 
 
 class Failing:
