@@ -84,6 +84,7 @@ class Session(ABC):
         named = engines_of(recipe, progress.note)
         self.named, self.ledger = named.closing, named.ledger
         made.callback(close_all, named.closing)
+        self.ledger.load(self.folder.usage)  # what earlier sessions spent of the budget, before anything is asked
         self.server: VllmEngine | None = None
         if "planner" in named.of:
             from midflight.engines.vllm import VllmEngine
@@ -190,8 +191,6 @@ class Session(ABC):
         keep_tools(self.folder, self.own_tools)
         save_recipe(self.recipe, self.folder)
         ask = evaluate_ends and bool(self.eval_tasks)
-        if resume:
-            self.ledger.load(self.folder.usage)  # what earlier sessions spent of the budget
         with Store(self.folder.store) as store, MetricsWriter(self.folder.metrics) as metrics, ExitStack() as ending:
             ending.callback(self.ledger.save, self.folder.usage)
             known = store.runs()
