@@ -23,7 +23,7 @@ from midflight.training.packing import Row, pack_rows
 from midflight.training.policy import Policy
 from midflight.training.step import Updater
 from tests.training.test_trainer import numbers, pick, run
-from tests.training.tiny import byte_tokenizer
+from tests.training.tiny import byte_tokenizer, make_byte_model
 
 pytestmark = pytest.mark.model
 
@@ -35,27 +35,7 @@ IDS = torch.arange(1, 41)[None]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose weights bfloat16 holds as they are, so that both dtypes begin as one."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    made = tmp_path_factory.mktemp("halves")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=257,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        initializer_range=0.1,
-        tie_word_embeddings=True,
-        bos_token_id=1,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(made)
-    byte_tokenizer().save_pretrained(made)
-    return str(made)
+    return str(make_byte_model(tmp_path_factory.mktemp("halves"), hidden=64, dtype="bfloat16"))
 
 
 @pytest.fixture(scope="module")

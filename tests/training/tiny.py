@@ -15,9 +15,12 @@ def make_tiny_model(folder: Path, hidden: int = 32) -> Path:
     return _write(folder, AutoTokenizer.from_pretrained(resolve(EMBEDDED)), vocab_size=49152, end=2, hidden=hidden)
 
 
-def make_byte_model(folder: Path) -> Path:
-    """Write one whose tokens are the 256 bytes and an end; it needs no package and loads at once."""
-    return _write(folder, byte_tokenizer(), vocab_size=257, end=0)
+def make_byte_model(folder: Path, *, hidden: int = 32, dtype: str = "float32") -> Path:
+    """Write one whose tokens are the 256 bytes and an end; it needs no package and loads at once.
+
+    Its weights are numbers of `dtype`.
+    """
+    return _write(folder, byte_tokenizer(), vocab_size=257, end=0, hidden=hidden, dtype=dtype)
 
 
 def byte_tokenizer() -> Any:
@@ -32,7 +35,9 @@ def byte_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
-def _write(folder: Path, tokenizer: Any, *, vocab_size: int, end: int, hidden: int = 32) -> Path:
+def _write(
+    folder: Path, tokenizer: Any, *, vocab_size: int, end: int, hidden: int = 32, dtype: str = "float32"
+) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -40,7 +45,7 @@ def _write(folder: Path, tokenizer: Any, *, vocab_size: int, end: int, hidden: i
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
-        intermediate_size=64,
+        intermediate_size=2 * hidden,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
@@ -51,6 +56,6 @@ def _write(folder: Path, tokenizer: Any, *, vocab_size: int, end: int, hidden: i
         eos_token_id=end,
         pad_token_id=end,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
