@@ -63,7 +63,7 @@ def parse_action(generation: Generation, format: Style) -> tuple[Action | None, 
     text = generation.text
     if generation.finish_reason is FinishReason.LENGTH and not (format == "compact" and text.endswith("\n")):
         return None, f"the text was cut off by the token limit; {_EXPECTED[format]}"
-    finish = (_COMPACT_FINISH if format == "compact" else _FULL_FINISH).fullmatch(text)
+    finish = (_COMPACT_FINISH if format == "compact" else _FULL_FINISH).fullmatch(text) if FINISH in text else None
     if finish:
         fields = finish.groupdict()
         return Action(fields.get("sub_goal", ""), FINISH, (fields.get("context") or "").strip()), ""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from midflight.agent.prompting import cut_middle, fenced, one_line, template
+from midflight.agent.prompting import cut_middle, fenced, one_line, request_seed, template
 from midflight.agent.strict import parse_object
 from midflight.agent.types import Action
 from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
@@ -47,11 +47,13 @@ class Executor(Protocol):
         toolset: Toolset,
         seconds: float,
         seed: int | None = None,
+        turn: int = 1,
         on_call: Callable[[], None] = _nothing,
     ) -> Execution:
-        """Call `action.tool` for at most `seconds`; `seed` seeds the engine request, if one is made.
+        """Call `action.tool` for at most `seconds`.
 
-        `on_call` is called once the arguments are there and the tool's own time begins.
+        The trajectory's `seed` and the number of the `turn` seed the engine's request, if one is made. `on_call` is
+        called once the arguments are there and the tool's own time begins.
 
         Raises:
             PromptTooLong: the prompt exceeds the engine's context.
@@ -72,6 +74,7 @@ class DirectExecutor:
         toolset: Toolset,
         seconds: float,
         seed: int | None = None,
+        turn: int = 1,
         on_call: Callable[[], None] = _nothing,
     ) -> Execution:
         """See `Executor.execute`; makes no engine request."""
@@ -106,6 +109,7 @@ class LLMExecutor:
         toolset: Toolset,
         seconds: float,
         seed: int | None = None,
+        turn: int = 1,
         on_call: Callable[[], None] = _nothing,
     ) -> Execution:
         """See `Executor.execute`."""
@@ -121,7 +125,7 @@ class LLMExecutor:
         generation = await self.engine.generate(
             GenerateRequest(
                 messages,
-                self.sampling.seeded(seed),
+                self.sampling.seeded(request_seed(seed, "executor", turn)),
                 grammar=f"start: %json {schema}\n" if structure == "grammar" else None,
                 json_schema=schema if structure == "json" else None,
             )

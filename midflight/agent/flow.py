@@ -13,17 +13,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from midflight.agent.actions import ReferenceNotFound, resolve
 from midflight.agent.executor import Execution, Executor
 from midflight.agent.generator import Generator
 from midflight.agent.memory import Memory
 from midflight.agent.planner import Analyst, Plan, Planner
-from midflight.agent.prompting import request_seed
 from midflight.agent.types import Action, Answer, Query, StopReason, Trajectory, Turn, Verdict
 from midflight.agent.verifier import Verification, Verifier
-from midflight.engines.base import BudgetSpent, EngineError, EngineGaveUp, PromptTooLong
+from midflight.engines.base import BudgetSpent, EngineError, EngineGaveUp, Generation, PromptTooLong
 from midflight.errors import GivenUp
 from midflight.tools.base import FINISH, ErrorKind, InfrastructureError, ToolCall, ToolResult, call_tool
 from midflight.tools.scope import Scope
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentFlow", "NotReplayable"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -161,8 +161,7 @@ class AgentFlow:
 
     async def _loop(self, run: _Run, on_turn: Callable[[Turn], None] | None, *, analyse: bool) -> StopReason:
         if self.analyst is not None and analyse:
-            analyst = self.analyst
-            run.analysis = await self._asked(run, "analyst", lambda: analyst.analyse(run.query, run.toolset))
+            run.analysis = await self._asked(run, "analyst", self.analyst.analyse, run.query, run.toolset)
         stop_reason = self._stop_reason(run.memory.turns[-1]) if run.memory.turns else None
         while stop_reason is None:
             if _is_set(run.cancel):
@@ -172,9 +171,7 @@ class AgentFlow:
             if on_turn is not None:
                 on_turn(turn)
             stop_reason = self._stop_reason(turn)
-        generated = await self._asked(
-            run, "generator", lambda: self.generator.generate(run.query, run.memory, run.analysis)
-        )
+        generated = await self._asked(run, "generator", self.generator.generate, run.query, run.memory, run.analysis)
         run.answer, run.problem = generated.answer, generated.problem
         return stop_reason
 
@@ -184,18 +181,16 @@ class AgentFlow:
         query, memory, index = run.query, run.memory, run.memory.next_index
         turns_left = self.max_turns - index + 1
         plan: Plan = await self._asked(
-            run, "planner", lambda: self.planner.plan(query, run.toolset, memory, turns_left, run.analysis)
+            run, "planner", self.planner.plan, query, run.toolset, memory, turns_left, run.analysis
         )
         execution, verification = Execution(None, ToolResult(plan.problem, ErrorKind.INVALID_ACTION)), None
         action = plan.action
         if action is not None and action.tool == FINISH:
             execution = Execution(ToolCall(FINISH, {}), ToolResult(""))
         elif action is not None:
-            execution = await self._executed(run, action, request_seed(query.seed, "executor", index))
+            execution = await self._executed(run, action, index)
             verification = await self._asked(
-                run,
-                "verifier",
-                lambda: self.verifier.verify(query, action, execution.result, memory, run.analysis),
+                run, "verifier", self.verifier.verify, query, action, execution.result, memory, run.analysis
             )
         return _record(index, plan, execution, verification, self.clock() - started)
 
@@ -216,7 +211,7 @@ class AgentFlow:
     async def _replayed(self, run: _Run, call: ToolCall) -> ToolResult:
         tool = run.toolset.get(call.tool)
         assert tool is not None, "_to_replay lets no other through"
-        return await self._retried("executor", lambda: call_tool(tool, call.arguments, self.tool_seconds))
+        return await self._asked(None, "executor", call_tool, tool, call.arguments, self.tool_seconds)
 
     def _stop_reason(self, turn: Turn) -> StopReason | None:
         if turn.action is not None and turn.action.tool == FINISH:
@@ -237,54 +232,57 @@ class AgentFlow:
         said = f"modules had waited {waited:.1f} s for their engines at the time limit, longest the {longest}"
         return StopReason.INFRASTRUCTURE, said
 
-    async def _asked(self, run: _Run, module: str, call: Callable[[], Awaitable[T]]) -> T:
-        """`_retried` of a module that only asks its engine."""
-        run.asked = module, self.clock()
-        answer = await self._retried(module, call)
-        run.answered(self.clock())
-        return answer
-
-    async def _executed(self, run: _Run, action: Action, seed: int | None) -> Execution:
-        """`_retried` of the executor until it calls the tool; so long it waits for its engine, if for anything."""
-        turns = run.memory.turns
-        if self.max_calls is not None and action.tool in run.toolset and calls_of(turns).total() >= self.max_calls:
-            said = f"the {self.max_calls} calls that one question may have were made; finish with what is known"
-            return Execution(None, ToolResult(said, ErrorKind.CALL_LIMIT))
-        try:
-            resolved = replace(action, context=resolve(action.context, turns)) if self.grounded else action
-        except ReferenceNotFound as problem:
-            return Execution(None, ToolResult(str(problem), ErrorKind.INVALID_ARGUMENTS))
+    async def _executed(self, run: _Run, action: Action, index: int) -> Execution:
+        """`_asked` of the executor; until it calls the tool it waits for its engine, if for anything."""
+        if self.max_calls is not None and action.tool in run.toolset:
+            if calls_of(run.memory.turns).total() >= self.max_calls:
+                said = f"the {self.max_calls} calls that one question may have were made; finish with what is known"
+                return Execution(None, ToolResult(said, ErrorKind.CALL_LIMIT))
+        if self.grounded:
+            try:
+                action = replace(action, context=resolve(action.context, run.memory.turns))
+            except ReferenceNotFound as problem:
+                return Execution(None, ToolResult(str(problem), ErrorKind.INVALID_ARGUMENTS))
 
         def calling() -> None:
             run.answered(self.clock())
 
         async def execute() -> Execution:
-            run.asked = run.asked or ("executor", self.clock())
             try:
-                return await self.executor.execute(resolved, run.toolset, self.tool_seconds, seed, calling)
+                return await self.executor.execute(
+                    action, run.toolset, self.tool_seconds, run.query.seed, index, calling
+                )
             except InfrastructureError as error:
                 if run.asked is None:  # the call was made, and may have done what it does; its `retries` are over
                     raise GivenUp(str(error)) from error
                 raise
 
-        execution = await self._retried("executor", execute)
-        run.answered(self.clock())
-        return execution
+        return await self._asked(run, "executor", execute)
 
-    async def _retried(self, module: str, call: Callable[[], Awaitable[T]]) -> T:
-        """`call()`, again after each infrastructure failure, at most `retries` times; not what gave up itself.
+    async def _asked(
+        self, run: _Run | None, module: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`call(...)`, again after each infrastructure failure, at most `retries` times; not what gave up itself.
+
+        It counts as waiting of `run` for the module's engine.
 
         Raises:
             InfrastructureError: the last attempt failed too; the message names the module and the failure.
         """
+        if run is not None:
+            run.asked = module, self.clock()
         for attempt in range(self.retries + 1):
             try:
-                return await call()
+                answer = await call(*args, **kwargs)
             except (EngineGaveUp, GivenUp) as error:
                 raise InfrastructureError(f"{module} failed: {error}") from error
             except (EngineError, InfrastructureError) as error:
                 if attempt == self.retries:
                     raise InfrastructureError(f"{module} failed {attempt + 1} times: {error}") from error
+            else:
+                if run is not None:
+                    run.answered(self.clock())
+                return answer
             await asyncio.sleep(self.backoff * 2**attempt)
         raise ValueError(f"retries={self.retries} must be 0 or more")
 
@@ -295,7 +293,11 @@ def calls_of(turns: Iterable[Turn]) -> Counter[str]:
 
 
 def _record(index: int, plan: Plan, execution: Execution, verification: Verification | None, seconds: float) -> Turn:
-    others = {"executor": execution.generation, "verifier": verification.generation if verification else None}
+    others: tuple[tuple[str, Generation], ...] = ()
+    if execution.generation is not None:
+        others = (("executor", execution.generation),)
+    if verification is not None and verification.generation is not None:
+        others += (("verifier", verification.generation),)
     return Turn(
         index,
         plan.generation,
@@ -304,7 +306,7 @@ def _record(index: int, plan: Plan, execution: Execution, verification: Verifica
         execution.result,
         verification.verdict if verification else Verdict(stop=False),
         seconds,
-        tuple((module, generation) for module, generation in others.items() if generation is not None),
+        others,
     )
 
 

@@ -39,7 +39,7 @@ class Memory:
     def __init__(self, budget_tokens: int = 512) -> None:
         self.budget_tokens = budget_tokens
         self._turns: list[Turn] = []
-        self._rendered: dict[tuple[int, Style, int, CountTokens], tuple[str, int]] = {}
+        self._rendered: dict[tuple[Style, int, CountTokens], _Rendered] = {}
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -70,26 +70,47 @@ class Memory:
         Raises:
             PromptTooLong: over the budget with all results folded.
         """
-        parts = [self._part(turn, style, budget_tokens // 2, count_tokens) for turn in self._turns]
-        total = sum(count for _, count in parts)
-        for position, turn in enumerate(self._turns):
-            if total <= budget_tokens:
-                break
-            folded = self._part(turn, style, 0, count_tokens)
-            if folded[1] < parts[position][1]:
-                total += folded[1] - parts[position][1]
-                parts[position] = folded
+        key = (style, budget_tokens, count_tokens)
+        rendered = self._rendered.get(key)
+        if rendered is None:
+            rendered = self._rendered[key] = _Rendered()
+        for turn in self._turns[len(rendered.parts) :]:
+            rendered.add(_part(turn, style, budget_tokens // 2, count_tokens))
+        total, parts = rendered.total, rendered.parts
         if total > budget_tokens:
-            raise PromptTooLong(f"memory of {len(parts)} turns takes {total} of {budget_tokens} tokens, all folded")
-        return tuple(text for text, _ in parts)
+            parts = list(parts)
+            for position, turn in enumerate(self._turns):
+                if total <= budget_tokens:
+                    break
+                if position == len(rendered.folded):
+                    rendered.folded.append(_part(turn, style, 0, count_tokens))
+                folded = rendered.folded[position]
+                if folded[1] < parts[position][1]:
+                    total += folded[1] - parts[position][1]
+                    parts[position] = folded
+            if total > budget_tokens:
+                raise PromptTooLong(f"memory of {len(parts)} turns takes {total} of {budget_tokens} tokens, all folded")
+        return tuple([text for text, _ in parts])
 
-    def _part(self, turn: Turn, style: Style, result_tokens: int, count_tokens: CountTokens) -> tuple[str, int]:
-        """A turn's text and its tokens, made once: every later turn asks for it again."""
-        key = (turn.index, style, result_tokens, count_tokens)
-        if key not in self._rendered:
-            text = _turn_part(turn, style, result_tokens, count_tokens)
-            self._rendered[key] = text, count_tokens(text)
-        return self._rendered[key]
+
+class _Rendered:
+    """Parts of turns with their tokens, made once: every later turn asks for them again."""
+
+    __slots__ = ("folded", "parts", "total")
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, int]] = []
+        self.folded: list[tuple[str, int]] = []
+        self.total = 0
+
+    def add(self, part: tuple[str, int]) -> None:
+        self.parts.append(part)
+        self.total += part[1]
+
+
+def _part(turn: Turn, style: Style, result_tokens: int, count_tokens: CountTokens) -> tuple[str, int]:
+    text = _turn_part(turn, style, result_tokens, count_tokens)
+    return text, count_tokens(text)
 
 
 def _turn_part(turn: Turn, style: Style, result_tokens: int, count_tokens: CountTokens) -> str:

@@ -18,7 +18,7 @@ from midflight.agent.examples import worked_examples
 from midflight.agent.memory import Memory, Style
 from midflight.agent.prompting import one_line, query_part, request_seed, template
 from midflight.agent.types import Action, Query
-from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, structure_of
+from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, Structure, structure_of
 from midflight.records import record
 
 if TYPE_CHECKING:
@@ -96,18 +96,25 @@ class LLMPlanner:
             PromptTooLong: the memory exceeds its budget.
         """
         sampling = self.sampling.seeded(request_seed(query.seed, "planner", memory.next_index))
-        held = self.grammar and structure_of(self.engine) == "grammar"
-        if self.format == "compact" and not held:
+        structure = self._structure
+        grammar = schema = None
+        if structure == "grammar":
+            question = one_line(query.text) if self.grounded else None
+            grammar = planner_grammar(toolset, self.format, question, memory.turns)
+        elif self.format == "compact":
             sampling = replace(sampling, stop=(*sampling.stop, "\n"))
-        question = one_line(query.text) if self.grounded else None
-        grammar = planner_grammar(toolset, self.format, question, memory.turns) if held else None
-        schema = action_schema(toolset) if self._json else None
+        elif structure == "json":
+            schema = action_schema(toolset)
         return GenerateRequest(self.messages(query, toolset, memory, turns_left, analysis), sampling, grammar, schema)
 
     @property
+    def _structure(self) -> Structure:
+        """How the engine holds the text to the format; as JSON there is an action for the full format alone."""
+        return structure_of(self.engine) if self.grammar else "text"
+
+    @property
     def _json(self) -> bool:
-        """The action is written as JSON: the engine holds texts to schemas, and there is one for the full format."""
-        return self.grammar and self.format == "full" and structure_of(self.engine) == "json"
+        return self.format == "full" and self._structure == "json"
 
     def messages(
         self, query: Query, toolset: Toolset, memory: Memory, turns_left: int, analysis: str
@@ -117,26 +124,32 @@ class LLMPlanner:
         System: instructions and tools, then examples. User: query and analysis, one part a turn, then the call to act.
         """
         sections = template(f"planner_{self.format}", self.prompt)
-        compact = self.format == "compact"
-        known = _INSTRUCTIONS.setdefault(toolset, {})
-        key = (self.format, self._json, self.grounded, self.prompt)
-        if key not in known:
-            tools = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
-            references = sections["references"].substitute() + "\n" if self.grounded else ""
-            format = "" if compact else sections["json" if self._json else "format"].substitute()
-            known[key] = sections["system"].substitute(tools=tools, references=references, format=format) + "\n"
-        instructions = known[key]
         shown = self.examples
         if self.nearest_examples is not None:
             shown = worked_examples(shown).nearest(query.text, self.nearest_examples)
         examples = (shown.rstrip("\n") + "\n",) if shown else ()
         turns = memory.parts(memory.budget_tokens, self.engine.count_tokens, self.format)
         user = (
-            query_part(query.text, analysis, single_line=compact),
+            query_part(query.text, analysis, single_line=self.format == "compact"),
             *turns,
             _call_to_act(sections["last" if turns_left == 1 else "tail"], memory.next_index, turns_left),
         )
-        return Message("system", (instructions, *examples)), Message("user", user)
+        return Message("system", (self._instructions(toolset), *examples)), Message("user", user)
+
+    def _instructions(self, toolset: Toolset) -> str:
+        """With the tools; kept, for they are long, and every turn begins with them."""
+        known = _INSTRUCTIONS.get(toolset)
+        if known is None:
+            known = _INSTRUCTIONS[toolset] = {}
+        key = (self.format, self._json, self.grounded, self.prompt)
+        if key not in known:
+            compact = self.format == "compact"
+            sections = template(f"planner_{self.format}", self.prompt)
+            tools = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
+            references = sections["references"].substitute() + "\n" if self.grounded else ""
+            format = "" if compact else sections["json" if self._json else "format"].substitute()
+            known[key] = sections["system"].substitute(tools=tools, references=references, format=format) + "\n"
+        return known[key]
 
 
 @dataclass(frozen=True)
@@ -160,7 +173,7 @@ class LLMAnalyst:
 
 
 _INSTRUCTIONS: WeakKeyDictionary[Toolset, dict[tuple[str, bool, bool, str], str]] = WeakKeyDictionary()
-"""Instructions with the tools, as long as a toolset lives: they are long, and every turn begins with them."""
+"""As long as a toolset lives."""
 
 
 @lru_cache(maxsize=1024)

@@ -5,7 +5,7 @@ LiteLLM's own retries are off: `Patience` is the one place that asks again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from midflight.engines.base import EngineGaveUp, PromptTooLong
@@ -48,8 +48,8 @@ class LiteLLMEngine(TextEngine):
         self._key = key
         self._fixed = {"api_key": key, "base_url": base_url, "num_retries": 0, "drop_params": False}
 
-    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], T], waited: float) -> T:
-        return await self._patience.run(lambda: self._attempt(body, read), tokens, self._before, waited)
+    def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], T], waited: float) -> Awaitable[T]:
+        return self._patience.run(lambda: self._attempt(body, read), tokens, self._before, waited)
 
     async def _attempt(self, body: dict[str, Any], read: Callable[[Any], T]) -> T:
         try:

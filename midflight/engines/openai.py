@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong, Structure
@@ -48,7 +48,8 @@ def says_too_long(error: PromptRefused) -> bool:
 
 def estimated_tokens(text: str) -> int:
     """Tokens that `text` takes, rather too many than too few: the server's tokenizer is not known here."""
-    return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_A_TOKEN)
+    size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return -(-size // _BYTES_A_TOKEN)
 
 
 class TextEngine(ServedEngine):
@@ -105,13 +106,20 @@ class TextEngine(ServedEngine):
             def read(answer: Any) -> _Taken:
                 return self._taken(answer, prompt)
 
-            answer, text, finish = await self._asked(body, prompt + request.sampling.max_tokens, read, waited)
+            try:
+                answer, text, finish = await self._asked(body, prompt + request.sampling.max_tokens, read, waited)
+            except PromptRefused as error:
+                if says_too_long(error):
+                    raise PromptTooLong(str(error)) from None
+                raise
             if self._cache is not None and key is not None:
                 await self._cache.put(key, answer)
         return Generation(text, finish, sampling=request.sampling, grammar=request.grammar)
 
     @abstractmethod
-    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], _Taken], waited: float) -> _Taken:
+    def _asked(
+        self, body: dict[str, Any], tokens: int, read: Callable[[Any], _Taken], waited: float
+    ) -> Awaitable[_Taken]:
         """What `read` takes of the server's JSON answer to `body`; an attempt begins with `_before`.
 
         `tokens`, `waited`: see `Patience.run`.
@@ -149,7 +157,7 @@ class TextEngine(ServedEngine):
         return body
 
     def _prompt_tokens(self, request: GenerateRequest) -> int:
-        return sum(self.count_tokens(part) for message in request.messages for part in message.parts)
+        return sum(estimated_tokens(part) for message in request.messages for part in message.parts)
 
     def _taken(self, answer: Any, prompt: int) -> _Taken:
         """`answer`, its text and finish reason, checked and counted: what it says that it took even where it is
@@ -174,14 +182,11 @@ class OpenAIEngine(TextEngine):
         super().__init__(name, client.patience, endpoint, where=client.base_url, **shared)
         self.client = client
 
-    async def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], _Taken], waited: float) -> _Taken:
+    def _asked(
+        self, body: dict[str, Any], tokens: int, read: Callable[[Any], _Taken], waited: float
+    ) -> Awaitable[_Taken]:
         path = "/chat/completions" if self.endpoint.api == "chat" else "/completions"
-        try:
-            return await self.client.ask(path, body, read, tokens=tokens, before=self._before, waited=waited)
-        except PromptRefused as error:
-            if says_too_long(error):
-                raise PromptTooLong(str(error)) from None
-            raise
+        return self.client.ask(path, body, read, tokens=tokens, before=self._before, waited=waited)
 
 
 def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:

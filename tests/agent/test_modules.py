@@ -25,6 +25,7 @@ from midflight.agent import (
     Verdict,
 )
 from midflight.agent.generator import GENERATOR_GRAMMAR, parse_answer, parse_json_answer
+from midflight.agent.prompting import request_seed
 from midflight.agent.verifier import UNREADABLE, VERIFIER_GRAMMAR, parse_verdict
 from midflight.engines.base import FinishReason, Generation
 from midflight.engines.scripted import ScriptedEngine
@@ -42,7 +43,7 @@ def direct(context: str) -> Execution:
 
 def written(answer: str | Generation) -> tuple[Execution, ScriptedEngine]:
     engine = ScriptedEngine([answer])
-    execution = asyncio.run(LLMExecutor(engine).execute(Action("join", "pair", "a and `b`"), TOOLSET, 1.0, seed=3))
+    execution = asyncio.run(LLMExecutor(engine).execute(Action("join", "pair", "a and `b`"), TOOLSET, 1.0, 3, 2))
     return execution, engine
 
 
@@ -60,7 +61,7 @@ def test_llm_executor_calls_with_the_json_it_wrote() -> None:
     assert (execution.call, execution.result) == (ToolCall("pair", {"a": "x", "b": "y"}), ToolResult("x-y"))
     assert execution.generation is not None
     request = engine.requests[0]
-    assert request.sampling.seed == 3
+    assert request.sampling.seed == request_seed(3, "executor", 2)
     assert request.grammar is not None
     assert accepts(request.grammar, '{"a": "x", "b": "y"}') and not accepts(request.grammar, '{"a": "x"}')
     assert "Sub-goal: join\nContext:\n```\na and `b`\n```\n" in prompt(request)

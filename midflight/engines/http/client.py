@@ -11,6 +11,7 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Coroutine
+from types import CoroutineType
 from typing import Any, TypeVar
 from urllib.parse import urljoin
 
@@ -58,7 +59,7 @@ class Client:
         """`text` without the key."""
         return redact(text, [self._key])
 
-    async def ask(
+    def ask(
         self,
         path: str,
         body: Any,
@@ -68,7 +69,7 @@ class Client:
         before: Callable[[int], None] | None = None,
         waited: float = 0.0,
         method: str = "POST",
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """What `read` makes of the JSON answer, awaited or not; it raises Malformed where that is not as it should be.
 
         `path` goes behind the base URL, "//" starts at the server's root. `tokens`, `before`, `waited`: see
@@ -80,39 +81,26 @@ class Client:
         """
         data = b"" if body is None else written(body)
 
-        async def attempt() -> T:
-            return await self._attempt(method, path, data, read)
+        def attempt() -> Coroutine[Any, Any, T]:
+            return self._attempt(method, path, data, lambda reply: read(self._json(reply)))
 
-        return await self.patience.run(attempt, tokens, before, waited)
+        return self.patience.run(attempt, tokens, before, waited)
 
-    async def _attempt(
-        self, method: str, path: str, data: bytes, read: Callable[[Any], T | Coroutine[Any, Any, T]]
-    ) -> T:
-        reply = await self._reply(method, path, data)
-        try:
-            answer = self._without_key(parsed(reply.body), reply.body)
-        except (ValueError, RecursionError):
-            raise Transient(f"{self.base_url}: the answer is not JSON ({len(reply.body)} bytes)") from None
-        try:
-            found = read(answer)
-            return await found if isinstance(found, Coroutine) else found
-        except Malformed as error:
-            raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
-
-    async def tell(self, path: str, body: Any) -> str:
+    def tell(self, path: str, body: Any) -> Coroutine[Any, Any, str]:
         """Ask for something to be done; what the server says to it, on one line.
 
         Raises: as `ask`.
         """
         data = b"" if body is None else written(body)
 
-        async def attempt() -> str:
-            reply = await self._reply("POST", path, data)
+        def said(reply: Reply) -> str:
             return " ".join(self.hide(_decoded(reply)).split())
 
-        return await self.patience.run(attempt)
+        return self.patience.run(lambda: self._attempt("POST", path, data, said))
 
-    async def _reply(self, method: str, path: str, data: bytes) -> Reply:
+    async def _attempt(
+        self, method: str, path: str, data: bytes, read: Callable[[Reply], T | Coroutine[Any, Any, T]]
+    ) -> T:
         try:
             reply = await self.pool.ask(method, path, self._headers, data)
         except ssl.SSLCertVerificationError as error:
@@ -122,7 +110,18 @@ class Client:
             raise Transient(f"{self.base_url}: {_line(self.hide(str(error)))}") from None
         if reply.status != 200:
             self._refused(reply, path)
-        return reply
+        try:
+            found: Any = read(reply)
+            answer: T = await found if isinstance(found, CoroutineType) else found
+            return answer
+        except Malformed as error:
+            raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
+
+    def _json(self, reply: Reply) -> Any:
+        try:
+            return self._without_key(parsed(reply.body), reply.body)
+        except (ValueError, RecursionError):
+            raise Transient(f"{self.base_url}: the answer is not JSON ({len(reply.body)} bytes)") from None
 
     def _without_key(self, value: Any, body: bytes) -> Any:
         """`value`, which `body` is the JSON of; where nothing is spelt with a backslash, a look at that tells."""

@@ -70,7 +70,7 @@ class Patience:
         self.limits = limits
         self._name, self._clock, self._sleep, self._jitter = name, clock, sleep, jitter
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._slots = asyncio.Semaphore(limits.concurrency)
+        self._slots = _Slots(limits.concurrency)
         self._paces = [_Pace(limits.requests_per_minute), _Pace(limits.tokens_per_minute)]
         self._limited = limits.requests_per_minute is not None or limits.tokens_per_minute is not None
         self._closed_until = 0.0
@@ -93,43 +93,41 @@ class Patience:
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._loop, self._slots = loop, asyncio.Semaphore(self.limits.concurrency)
+            self._loop, self._slots = loop, _Slots(self.limits.concurrency)
             self._deadlines = Deadlines()
-        began, count, wait = self._clock() - waited, 0, 0.0
+        began, count = self._clock() - waited, 0
         end = began + self.limits.total_seconds
-        await self._turn(tokens, end)
         while True:
             count += 1
+            if not self._slots.taken():
+                await self._slot(end)
             try:
+                if self._limited or self._closed_until > 0:
+                    await self._turn(tokens, end)
                 if before is not None:
                     before(count)
-                return await self._attempt(attempt, end - self._clock())
+                left = end - self._clock()
+                limit = self._deadlines.within(min(self.limits.attempt_seconds, left))
+                try:
+                    with limit:
+                        return await attempt()
+                except TimeoutError:
+                    if not limit.expired:
+                        raise
+                    raise Transient(f"no answer {self._late(left)}") from None
             except Transient as error:
-                wait = self._wait(count, error.retry_after)
-                failed = f"{self._name}: {error}"
-                spent = self._clock() - began
-                named = error.retry_after > 0
+                problem = error
             finally:
                 self._slots.release()
+            wait = self._wait(count, problem.retry_after)
+            failed, spent = f"{self._name}: {problem}", self._clock() - began
             if count > self.limits.retries:
                 raise EngineGaveUp(f"{failed} ({count} attempts in {spent:.1f} s)")
             if spent + wait >= self.limits.total_seconds:
                 late = f"another would come after total_seconds = {self.limits.total_seconds:g}"
-                raise EngineGaveUp(f"{failed} ({count} attempts; {late}{_enough(spent + wait) if named else ''})")
+                enough = _enough(spent + wait) if problem.retry_after > 0 else ""
+                raise EngineGaveUp(f"{failed} ({count} attempts; {late}{enough})")
             await self._sleep(wait)
-            await self._turn(tokens, end)
-
-    async def _attempt(self, attempt: Callable[[], Awaitable[T]], left: float) -> T:
-        seconds = min(self.limits.attempt_seconds, left)
-        limit = self._deadlines.within(seconds)
-        try:
-            with limit:
-                return await attempt()
-        except TimeoutError:
-            if not limit.expired:
-                raise
-            said = f"within {seconds:g} s" if seconds < left else f"by total_seconds = {self.limits.total_seconds:g}"
-            raise Transient(f"no answer {said}") from None
 
     def _wait(self, count: int, retry_after: float) -> float:
         """Seconds until the next attempt; what the server asks for holds for every request of the engine."""
@@ -140,34 +138,31 @@ class Patience:
         longest: float = min(self.limits.backoff * 2.0 ** (count - 1), self.limits.most_backoff)
         return max(retry_after, longest * (0.5 + 0.5 * chance))
 
+    async def _slot(self, end: float) -> None:
+        """Wait for a slot.
+
+        Raises:
+            EngineGaveUp: none is free before `end`.
+        """
+        try:
+            async with asyncio.timeout(end - self._clock()):
+                await self._slots.wait()
+        except TimeoutError:
+            raise self._too_late(f"concurrency = {self.limits.concurrency}") from None
+
     async def _turn(self, tokens: int, end: float) -> None:
-        """A slot, at a time when something may be asked; whoever waits for that time holds a slot already.
+        """Wait, in a slot, for a time when something may be asked.
 
         Raises:
             EngineGaveUp: that is after `end`.
         """
-        await self._slot(end)
-        try:
-            while True:
-                now = self._clock()
-                moment = self._place(now, tokens, end)
-                if moment > now:
-                    await self._sleep(moment - now)
-                if self._closed_until <= moment:
-                    return
-        except BaseException:
-            self._slots.release()
-            raise
-
-    async def _slot(self, end: float) -> None:
-        if not self._slots.locked():
-            await self._slots.acquire()
-            return
-        try:
-            async with asyncio.timeout(end - self._clock()):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise self._too_late(f"concurrency = {self.limits.concurrency}") from None
+        while True:
+            now = self._clock()
+            moment = self._place(now, tokens, end)
+            if moment > now:
+                await self._sleep(moment - now)
+            if self._closed_until <= moment:
+                return
 
     def _place(self, now: float, tokens: int, end: float) -> float:
         """When a request may leave; the paces then keep that time for it. One that comes too late takes nobody's."""
@@ -187,6 +182,12 @@ class Patience:
                 pace.take(moment, amount)
         return moment
 
+    def _late(self, left: float) -> str:
+        """By when an attempt that began with so many seconds left of the total has no answer."""
+        if self.limits.attempt_seconds < left:
+            return f"within {self.limits.attempt_seconds:g} s"
+        return f"by total_seconds = {self.limits.total_seconds:g}"
+
     def _too_late(self, what: str) -> EngineGaveUp:
         return EngineGaveUp(
             f"{self._name}: its turn, by {what}, would come after total_seconds = {self.limits.total_seconds:g}"
@@ -196,6 +197,34 @@ class Patience:
 def _enough(seconds: float) -> str:
     """What to set where the server names a time that is too late."""
     return f"; set total_seconds above {math.ceil(seconds)}, and agent.max_seconds above that"
+
+
+class _Slots:
+    """As `asyncio.Semaphore`, but that a free slot is taken without a coroutine."""
+
+    def __init__(self, count: int) -> None:
+        self._free, self._waiting, self._given = count, 0, asyncio.Semaphore(0)
+
+    def taken(self) -> bool:
+        """Take a slot if one is free."""
+        if self._free == 0:
+            return False
+        self._free -= 1
+        return True
+
+    async def wait(self) -> None:
+        """Take the next slot that is given back; who came first has it first."""
+        self._waiting += 1
+        try:
+            await self._given.acquire()
+        finally:
+            self._waiting -= 1
+
+    def release(self) -> None:
+        if self._waiting > 0:
+            self._given.release()
+        else:
+            self._free += 1
 
 
 class _Pace:

@@ -39,8 +39,8 @@ def _counted(said: object) -> int | None:
 
 def said_tokens(answer: object) -> tuple[int | None, int | None]:
     """Prompt and completion tokens that a JSON answer says it took; None where it does not."""
-    said = answer.get("usage") if isinstance(answer, Mapping) else None
-    if not isinstance(said, Mapping):
+    said = answer.get("usage") if isinstance(answer, dict) else None
+    if not isinstance(said, dict):
         return None, None
     return _counted(said.get("prompt_tokens")), _counted(said.get("completion_tokens"))
 

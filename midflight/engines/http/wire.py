@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+from collections import deque
 from collections.abc import AsyncGenerator
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -74,6 +75,7 @@ class Pool:
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._waiting: dict[asyncio.Future[_Connection], bool] = {}  # in order; True: it has to be a new one
+        self._without: deque[asyncio.Future[_Connection]] = deque()  # those for whom no connection was begun
         self._connecting: dict[asyncio.Task[None], asyncio.Future[_Connection]] = {}  # and whom each was begun for
         self.replaced = 0
         """Requests that were sent again, as a kept connection ended without a byte; the server may have seen both."""
@@ -94,31 +96,30 @@ class Pool:
         data = head.encode("latin-1") + body
         connection = self._kept() or await self._next()
         kept = connection.kept
-        try:
-            return await self._asked(connection, data)
-        except _Silent:
-            if not kept:
+        while True:
+            try:
+                reply = await connection.ask(data)
+            except _Silent:
+                self._drop(connection)
+                if not kept:
+                    raise
+            except BaseException:
+                self._drop(connection)
                 raise
+            else:
+                if connection.reusable:
+                    connection.kept = True
+                    self._give(connection)
+                else:
+                    self._drop(connection)
+                return reply
             self.replaced += 1
-        return await self._asked(await self._next(new=True), data)
-
-    async def _asked(self, connection: _Connection, data: bytes) -> Reply:
-        try:
-            reply = await connection.ask(data)
-        except BaseException:
-            self._drop(connection)
-            raise
-        if connection.reusable:
-            connection.kept = True
-            self._give(connection)
-        else:
-            self._drop(connection)
-        return reply
+            connection, kept = await self._next(new=True), False
 
     async def _begin(self) -> None:
         """Start over in the running event loop."""
         self._loop, self._idle, self._open = asyncio.get_running_loop(), [], set()
-        self._waiting, self._connecting, self._deadlines = {}, {}, Deadlines()
+        self._waiting, self._without, self._connecting, self._deadlines = {}, deque(), {}, Deadlines()
         self._closing = _closing(self._open)
         await anext(self._closing)
 
@@ -149,6 +150,7 @@ class Pool:
         assert self._loop is not None
         waiter: asyncio.Future[_Connection] = self._loop.create_future()
         self._waiting[waiter] = new
+        self._without.append(waiter)
         self._connect()
         try:
             return await waiter
@@ -159,27 +161,27 @@ class Pool:
             raise
 
     def _connect(self) -> None:
-        """Begin a connection for each who waits and has none begun, within the bound.
-
-        One that was begun for a request that was cancelled since makes place: it may hang, as its request did.
-        """
+        """Begin a connection for each who waits and has none begun, within the bound."""
         assert self._loop is not None
-        gone = [task for task, waiter in self._connecting.items() if waiter.cancelled()]
-        if len(self._connecting) - len(gone) >= MOST_CONNECTING:
-            return
-        begun = set(self._connecting.values())
-        for waiter in self._waiting:
-            if waiter.done() or waiter in begun:
+        while self._without:
+            if self._without[0].done():
+                self._without.popleft()
                 continue
-            if len(self._connecting) >= MOST_CONNECTING:
-                if not gone:
-                    return
-                task = gone.pop()
-                del self._connecting[task]
-                task.cancel()
+            if len(self._connecting) >= MOST_CONNECTING and not self._made_place():
+                return
+            waiter = self._without.popleft()
             task = self._loop.create_task(self._connected(waiter))
             self._connecting[task] = waiter
             task.add_done_callback(self._tried)
+
+    def _made_place(self) -> bool:
+        """By giving up a connection that was begun for a request that was cancelled since: it may hang, as that did."""
+        for task, waiter in self._connecting.items():
+            if waiter.cancelled():
+                del self._connecting[task]
+                task.cancel()
+                return True
+        return False
 
     def _tried(self, task: asyncio.Task[None]) -> None:
         if self._connecting.pop(task, None) is not None:
