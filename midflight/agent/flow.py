@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -130,7 +130,7 @@ class AgentFlow:
         started = self.clock()
         again = self._to_replay(history)
         replayed = {turn.index for turn, _ in again}
-        scope = Scope(calls_of(turn for turn in history if turn.index not in replayed))
+        scope = Scope(calls_of(turn for turn in history if turn.index not in replayed)) if history else Scope()
         run = _Run(query, Memory(self.memory_tokens), self.toolset.scoped(scope), cancel, analysis or "")
         for turn in history:
             run.memory.append(turn)
@@ -314,16 +314,19 @@ def _is_set(event: asyncio.Event | None) -> bool:
     return event is not None and event.is_set()
 
 
-@asynccontextmanager
-async def _limit(seconds: float | None, cancel: asyncio.Event | None) -> AsyncIterator[asyncio.Timeout]:
+def _limit(seconds: float | None, cancel: asyncio.Event | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
     """A timeout that also expires as soon as `cancel` is set."""
+    return asyncio.timeout(seconds) if cancel is None else _until(seconds, cancel)
+
+
+@asynccontextmanager
+async def _until(seconds: float | None, cancel: asyncio.Event) -> AsyncIterator[asyncio.Timeout]:
     async with asyncio.timeout(seconds) as limit:
-        watcher = asyncio.create_task(_expire(limit, cancel)) if cancel is not None else None
+        watcher = asyncio.create_task(_expire(limit, cancel))
         try:
             yield limit
         finally:
-            if watcher is not None:
-                watcher.cancel()
+            watcher.cancel()
 
 
 async def _expire(limit: asyncio.Timeout, cancel: asyncio.Event) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, runtime_checkable
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ class Scope:
     `calls` are those of each tool that counts them, by name; a trajectory that goes on begins with those it has made.
     """
 
-    def __init__(self, calls: Mapping[str, int] = MappingProxyType({})) -> None:
-        self.calls = Counter(calls)
+    def __init__(self, calls: Counter[str] | None = None) -> None:
+        self.calls: Counter[str] = Counter() if calls is None else calls
         self._stack = AsyncExitStack()
         self._made: dict[Hashable, Any] = {}
         self._making = asyncio.Lock()

@@ -14,6 +14,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -76,7 +77,8 @@ class Pool:
         self._open: set[_Connection] = set()
         self._waiting: dict[asyncio.Future[_Connection], bool] = {}  # in order; True: it has to be a new one
         self._without: deque[asyncio.Future[_Connection]] = deque()  # those for whom no connection was begun
-        self._connecting: dict[asyncio.Task[None], asyncio.Future[_Connection]] = {}  # and whom each was begun for
+        self._connecting: dict[asyncio.Future[_Connection], asyncio.Task[None]] = {}  # by whom each was begun for
+        self._forsaken: list[asyncio.Future[_Connection]] = []  # those whose request was cancelled meanwhile
         self.replaced = 0
         """Requests that were sent again, as a kept connection ended without a byte; the server may have seen both."""
 
@@ -119,7 +121,8 @@ class Pool:
     async def _begin(self) -> None:
         """Start over in the running event loop."""
         self._loop, self._idle, self._open = asyncio.get_running_loop(), [], set()
-        self._waiting, self._without, self._connecting, self._deadlines = {}, deque(), {}, Deadlines()
+        self._waiting, self._without, self._connecting, self._forsaken = {}, deque(), {}, []
+        self._deadlines = Deadlines()
         self._closing = _closing(self._open)
         await anext(self._closing)
 
@@ -156,6 +159,8 @@ class Pool:
             return await waiter
         except asyncio.CancelledError:
             self._waiting.pop(waiter, None)
+            if waiter in self._connecting:
+                self._forsaken.append(waiter)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._give(waiter.result())
             raise
@@ -170,21 +175,20 @@ class Pool:
             if len(self._connecting) >= MOST_CONNECTING and not self._made_place():
                 return
             waiter = self._without.popleft()
-            task = self._loop.create_task(self._connected(waiter))
-            self._connecting[task] = waiter
-            task.add_done_callback(self._tried)
+            task = self._connecting[waiter] = self._loop.create_task(self._connected(waiter))
+            task.add_done_callback(partial(self._tried, waiter))
 
     def _made_place(self) -> bool:
         """By giving up a connection that was begun for a request that was cancelled since: it may hang, as that did."""
-        for task, waiter in self._connecting.items():
-            if waiter.cancelled():
-                del self._connecting[task]
+        while self._forsaken:
+            task = self._connecting.pop(self._forsaken.pop(), None)
+            if task is not None:
                 task.cancel()
                 return True
         return False
 
-    def _tried(self, task: asyncio.Task[None]) -> None:
-        if self._connecting.pop(task, None) is not None:
+    def _tried(self, waiter: asyncio.Future[_Connection], _: object) -> None:
+        if self._connecting.pop(waiter, None) is not None:
             self._connect()
 
     async def _connected(self, waiter: asyncio.Future[_Connection]) -> None:
