@@ -23,6 +23,7 @@ from midflight.agent.planner import Analyst, Plan, Planner
 from midflight.agent.types import Action, Answer, Query, StopReason, Trajectory, Turn, Verdict
 from midflight.agent.verifier import Verification, Verifier
 from midflight.engines.base import BudgetSpent, EngineError, EngineGaveUp, Generation, PromptTooLong
+from midflight.engines.waits import OF_TRAJECTORY, Waits
 from midflight.errors import GivenUp
 from midflight.tools.base import FINISH, ErrorKind, InfrastructureError, ToolCall, ToolResult, call_tool
 from midflight.tools.scope import Scope
@@ -48,20 +49,10 @@ class _Run:
     memory: Memory
     toolset: Toolset
     cancel: asyncio.Event | None
+    waits: Waits
     analysis: str = ""
     answer: Answer | None = None
     problem: str = ""
-    asked: tuple[str, float] | None = None
-    """The module whose engine is being waited for, and since when."""
-    waited: dict[str, float] = field(default_factory=dict)
-    """Seconds that each module has waited for its engine, without a wait that has no end yet."""
-
-    def answered(self, now: float) -> None:
-        """End the wait for an engine, if there is one."""
-        if self.asked is not None:
-            module, since = self.asked
-            self.waited[module] = self.waited.get(module, 0.0) + now - since
-            self.asked = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +62,10 @@ class AgentFlow:
     Args:
         max_turns: most turns of a trajectory.
         max_calls: most calls of its tools together; one more is refused with CALL_LIMIT. None: `max_turns` bounds them.
-        max_seconds: wall clock of a trajectory; a running tool is interrupted. When modules waited for their engines
-            for more than half of it, all waits together, the end is INFRASTRUCTURE; whatever a tool waits for is the
-            tool's time. Closing what its tools hold, such as keeping a workspace, comes after it and is waited for.
+        max_seconds: wall clock of a trajectory; a running tool is interrupted. When modules and tools waited for
+            engines for more than half of it, all waits together, the end is INFRASTRUCTURE; whatever else a tool waits
+            for is its own time. Closing what its tools hold, such as keeping a workspace, comes after it and is waited
+            for.
         memory_tokens: budget of the rendered memory.
         tool_seconds: time limit of one tool call.
         grounded: a context's `#n` is replaced by the result of turn n before the call.
@@ -131,10 +123,12 @@ class AgentFlow:
         again = self._to_replay(history)
         replayed = {turn.index for turn, _ in again}
         scope = Scope(calls_of(turn for turn in history if turn.index not in replayed)) if history else Scope()
-        run = _Run(query, Memory(self.memory_tokens), self.toolset.scoped(scope), cancel, analysis or "")
+        run = _Run(
+            query, Memory(self.memory_tokens), self.toolset.scoped(scope), cancel, Waits(self.clock), analysis or ""
+        )
         for turn in history:
             run.memory.append(turn)
-        error = ""
+        error, outer = "", OF_TRAJECTORY.set(run.waits)
         try:
             async with scope:
                 if again:
@@ -157,6 +151,8 @@ class AgentFlow:
             if not limit.expired():
                 raise
             stop_reason, error = self._out_of_time(run)
+        finally:
+            OF_TRAJECTORY.reset(outer)
         return Trajectory(query, run.memory.turns, stop_reason, run.answer, run.analysis, error, self.clock() - started)
 
     async def _loop(self, run: _Run, on_turn: Callable[[Turn], None] | None, *, analyse: bool) -> StopReason:
@@ -224,12 +220,12 @@ class AgentFlow:
         """Why the time limit ended a run. One that mostly waited for engines is not to blame."""
         if _is_set(run.cancel):
             return StopReason.CANCELLED, ""
-        run.answered(self.clock())
-        waited = sum(run.waited.values())
+        run.waits.end()
+        waited = sum(run.waits.seconds.values())
         if waited <= self.max_seconds / 2:
             return StopReason.MAX_SECONDS, ""
-        longest = max(run.waited, key=run.waited.__getitem__)
-        said = f"modules had waited {waited:.1f} s for their engines at the time limit, longest the {longest}"
+        longest = max(run.waits.seconds, key=run.waits.seconds.__getitem__)
+        said = f"{waited:.1f} s had been waited for engines at the time limit, longest by the {longest}"
         return StopReason.INFRASTRUCTURE, said
 
     async def _executed(self, run: _Run, action: Action, index: int) -> Execution:
@@ -244,16 +240,13 @@ class AgentFlow:
             except ReferenceNotFound as problem:
                 return Execution(None, ToolResult(str(problem), ErrorKind.INVALID_ARGUMENTS))
 
-        def calling() -> None:
-            run.answered(self.clock())
-
         async def execute() -> Execution:
             try:
                 return await self.executor.execute(
-                    action, run.toolset, self.tool_seconds, run.query.seed, index, calling
+                    action, run.toolset, self.tool_seconds, run.query.seed, index, run.waits.end
                 )
             except InfrastructureError as error:
-                if run.asked is None:  # the call was made, and may have done what it does; its `retries` are over
+                if not run.waits.waiting:  # the call was made, and may have done what it does; its `retries` are over
                     raise GivenUp(str(error)) from error
                 raise
 
@@ -270,7 +263,7 @@ class AgentFlow:
             InfrastructureError: the last attempt failed too; the message names the module and the failure.
         """
         if run is not None:
-            run.asked = module, self.clock()
+            run.waits.begin(module)
         for attempt in range(self.retries + 1):
             try:
                 answer = await call(*args, **kwargs)
@@ -281,7 +274,7 @@ class AgentFlow:
                     raise InfrastructureError(f"{module} failed {attempt + 1} times: {error}") from error
             else:
                 if run is not None:
-                    run.answered(self.clock())
+                    run.waits.end()
                 return answer
             await asyncio.sleep(self.backoff * 2**attempt)
         raise ValueError(f"retries={self.retries} must be 0 or more")

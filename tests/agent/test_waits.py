@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from midflight.agent import LLMExecutor, LLMPlanner, LLMVerifier, Query, StopReason, ToolResult
-from midflight.engines.base import GenerateRequest
+from midflight.engines.base import GenerateRequest, Generation
 from midflight.engines.scripted import ScriptedEngine
+from midflight.tools.language.asking import ask
 from tests.agent.doubles import LookupTool, compact_flow
 
 PERU = Query("How many people live in Peru?", seed=7)
-WAITED = "modules had waited {} s for their engines at the time limit, longest the {}"
+WAITED = "{} s had been waited for engines at the time limit, longest by the {}"
 
 
 @pytest.mark.parametrize(
@@ -98,3 +99,24 @@ def test_all_waits_for_engines_count_together_and_those_of_tools_do_not(waits: d
         trajectory = runner.run(flow.run(PERU))
     assert trajectory.stop_reason is (StopReason.INFRASTRUCTURE if error else StopReason.MAX_SECONDS)
     assert (trajectory.error, len(trajectory.turns)) == (error, 2)
+
+
+@pytest.mark.parametrize(("waits", "reason"), [(61.0, StopReason.INFRASTRUCTURE), (39.0, StopReason.MAX_SECONDS)])
+def test_what_a_tool_waits_for_its_engine_is_not_the_agents_time(waits: float, reason: StopReason) -> None:
+    loop = FakeTime()
+
+    class Stalled(ScriptedEngine):
+        async def generate(self, request: GenerateRequest) -> Generation:
+            loop.now += waits
+            return await loop.create_future()
+
+    class Asking(LookupTool):
+        async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+            loop.now += 100.0 - waits
+            return ToolResult(await ask(Stalled([]), "answer", "what?", 5))
+
+    flow, _ = compact_flow(lambda _: "slow: x", Asking("slow", {}), max_seconds=100, tool_seconds=500, clock=loop.time)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        trajectory = runner.run(flow.run(PERU))
+    assert trajectory.stop_reason is reason
+    assert trajectory.error == (WAITED.format("61.0", "tools") if reason.lost else "")

@@ -20,6 +20,7 @@ from midflight.engines.base import (
     PromptTooLong,
     Sampling,
 )
+from midflight.engines.waits import tool_waits
 from midflight.errors import GivenUp
 from midflight.section import MOST_SECONDS
 from midflight.tools.base import InfrastructureError, ToolError
@@ -42,8 +43,8 @@ class EngineOptions(ToolOptions):
 
 
 @contextmanager
-def engine_errors_as_tools() -> Iterator[None]:
-    """An engine's errors as those of a tool.
+def asking_an_engine() -> Iterator[None]:
+    """An engine's errors as those of a tool, and the wait for it as one for an engine.
 
     Raises:
         ToolError: the text is too long for it.
@@ -51,7 +52,8 @@ def engine_errors_as_tools() -> Iterator[None]:
         BudgetSpent: the run's budget is spent, which ends the trajectory.
     """
     try:
-        yield
+        with tool_waits():
+            yield
     except PromptTooLong as error:
         raise ToolError(f"the text is too long for the language model: {error}") from error
     except EngineGaveUp as error:
@@ -63,10 +65,10 @@ def engine_errors_as_tools() -> Iterator[None]:
 async def drawn(engine: Engine, system: str, question: str, sampling: Sampling) -> Generation:
     """What the engine draws behind `system` and `question`.
 
-    Raises: as `engine_errors_as_tools` has it.
+    Raises: as `asking_an_engine` has it.
     """
     messages = (Message("system", (system,)), Message("user", (question,)))
-    with engine_errors_as_tools():
+    with asking_an_engine():
         return await engine.generate(GenerateRequest(messages, sampling))
 
 

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from midflight.engines.base import Embedder
 from midflight.errors import UserError
 from midflight.tools.base import ToolError
-from midflight.tools.language.asking import engine_errors_as_tools
+from midflight.tools.language.asking import asking_an_engine
 from midflight.tools.options import ToolContext, ToolOptions
 from midflight.tools.reading.passages import excerpt, head, joined, paragraphs
 from midflight.tools.worker import run_in_worker
@@ -51,11 +51,11 @@ async def embedded(embedder: Embedder, texts: Sequence[str]) -> NDArray[np.float
     """See `Embedder.embed`.
 
     Raises:
-        ToolError: one of the texts is empty, which servers refuse; and as `engine_errors_as_tools` has it.
+        ToolError: one of the texts is empty, which servers refuse; and as `asking_an_engine` has it.
     """
     if not all(map(str.strip, texts)):
         raise ToolError("there is nothing to look for; write words")
-    with engine_errors_as_tools():
+    with asking_an_engine():
         return await embedder.embed(texts)
 
 
