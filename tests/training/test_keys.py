@@ -14,7 +14,7 @@ from tests.engines.serving import chat
 from tests.tools.web.serving import Received, Reply, serving
 from tests.training.test_trainer import TASKS, pick, recipe
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("no_plots")]
 
 KEY = "sk-very-secret-0123456789"
 

@@ -65,6 +65,7 @@ class Outage:
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("no_plots")
 def test_what_lost_everything_stops_the_run_and_is_made_again(model: Path, tmp_path: Path) -> None:
     undisturbed = Outage().run(model, tmp_path / "one")
     folder = RunFolder(tmp_path / "two")
@@ -94,6 +95,7 @@ def test_what_lost_everything_stops_the_run_and_is_made_again(model: Path, tmp_p
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("no_plots")
 def test_what_lost_a_part_goes_on_and_says_why(model: Path, tmp_path: Path) -> None:
     outage = Outage(lambda call: call == 1 or 35 <= call <= 42)
     records = outage.run(model, tmp_path)
@@ -114,11 +116,12 @@ def test_what_lost_a_part_goes_on_and_says_why(model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("no_plots")
 def test_after_a_draw_that_was_lost_whole_no_other_is_asked_for(model: Path, tmp_path: Path) -> None:
-    outage = Outage(lambda call: call > 34, overrides=("training.refill_factor=4",))
-    with pytest.raises(TrainingStopped, match=r"^step 2: 32 of 32 trajectories were lost"):
+    outage = Outage(lambda call: call > 2, overrides=("training.refill_factor=4",))
+    with pytest.raises(TrainingStopped, match=r"^step 1: 32 of 32 trajectories were lost"):
         outage.run(model, tmp_path)
-    assert outage.calls == 34 + 32
+    assert outage.calls == 2 + 32
 
 
 @pytest.mark.parametrize("made", [[], [CUT, CUT], [DONE], [GONE, DONE, CUT]])

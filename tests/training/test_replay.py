@@ -18,7 +18,7 @@ from midflight.training.trainer import train
 from tests.training.recorded import act, trajectory
 from tests.training.test_sft import DONE, note, pick, ready, recipe, shown
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("no_plots")]
 
 FORMATS = [
     ("agent.planner.format=compact", "agent.planner.max_tokens=12", "agent.grounded=true"),
@@ -28,10 +28,11 @@ FORMATS = [
 
 @pytest.mark.parametrize("overrides", FORMATS, ids=["compact", "full"])
 def test_a_replay_of_the_planners_own_rollouts_is_what_was_recorded(
-    model: Path, tmp_path: Path, overrides: tuple[str, ...]
+    subwords: Path, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    own = recipe(model, *overrides, "training.queries_per_step=4", "agent.planner.temperature=0.7")
-    tasks = [Task(str(number), f"Pick a, b or c, number {number}.", "a") for number in range(4)]
+    few = ["training.steps=1", "training.queries_per_step=3", "agent.planner.temperature=0.7"]
+    own = recipe(subwords, *overrides, *few)
+    tasks = [Task(str(number), f"Pick a, b or c, number {number}.", "a") for number in range(3)]
     train(own, tmp_path / "run", progress=Progress(io.StringIO()), tools=[pick, note], tasks=tasks)
     with Store(tmp_path / "run" / "store.sqlite") as store:
         records = store.trajectories(1, "train", 1)
@@ -51,9 +52,9 @@ def test_a_replay_of_the_planners_own_rollouts_is_what_was_recorded(
     assert rows > 20 and respelt > 5  # the tokenizer would have spelt many of the drawn texts otherwise
 
 
-def test_what_others_did_is_shown_as_the_planner_would_meet_and_write_it(model: Path) -> None:
+def test_what_others_did_is_shown_as_the_planner_would_meet_and_write_it(subwords: Path) -> None:
     recorded = trajectory("Pick one.", act("pick", "b", "try"), "I would say c", act("note", "two words"), DONE)
-    flow, engine = ready(recipe(model, max_turns=4))
+    flow, engine = ready(recipe(subwords, max_turns=4))
     found = replay(Task("t", "Pick one.", "x"), recorded, flow, engine)
     assert [turn.index for turn in found.trajectory.turns] == [1, 3, 4]
     assert found.length == (3, sum(len(row.ids) for row in found.rows))
@@ -74,8 +75,8 @@ def test_what_others_did_is_shown_as_the_planner_would_meet_and_write_it(model: 
         with pytest.raises(GrammarError):
             engine.masks.forced(grammar, wrong)
 
-    full = recipe(model, "agent.planner.format=full", "agent.planner.max_tokens=64")
-    free = recipe(model, "agent.planner.format=full", "agent.planner.max_tokens=64", "agent.planner.grammar=false")
+    full = recipe(subwords, "agent.planner.format=full", "agent.planner.max_tokens=64")
+    free = recipe(subwords, "agent.planner.format=full", "agent.planner.max_tokens=64", "agent.planner.grammar=false")
     said = trajectory("Pick one.", act("note", "one\ntwo", "try"), act("finish", "", "done"))
     with pytest.raises(NotShowable, match="an action that the planner's grammar does not allow"):
         shown(full, said)  # its grammar holds a context to one line
@@ -85,7 +86,7 @@ def test_what_others_did_is_shown_as_the_planner_would_meet_and_write_it(model: 
     assert (first.grammar, set(first.forced)) == (None, {False})
 
 
-@pytest.mark.parametrize("token", [49152, 70_000, -1])
+@pytest.mark.parametrize("token", [257, 70_000, -1])
 def test_recorded_ids_that_the_model_lacks_are_not_shown(token: int, model: Path) -> None:
     for overrides in ((), ("agent.planner.grammar=false",)):
         flow, engine = ready(recipe(model, *overrides))
@@ -111,16 +112,16 @@ def test_what_the_planner_could_not_have_done_is_not_shown(model: Path) -> None:
         ((), (act("pick", "a"),) * 4, "more turns than agent.max_turns"),
         ((), ("nonsense", "and more"), "nothing that was a choice"),
         (("agent.query_analysis=true",), (DONE,), "no query analysis"),
-        (("agent.planner.format=full", "agent.planner.max_tokens=40"), (DONE,), "not in the format full: no sub-goal"),
+        (("agent.planner.format=full", "agent.planner.max_tokens=96"), (DONE,), "not in the format full: no sub-goal"),
         (
-            ("model.context_length=100", "agent.memory_tokens=64"),
+            ("model.context_length=300", "agent.memory_tokens=150"),
             (act("note", "word " * 5), DONE),
             "over model.context_length",
         ),
-        (("agent.memory_tokens=32",), (act("note", "word " * 5),) * 3, "over agent.memory_tokens"),
+        (("agent.memory_tokens=80",), (act("note", "word " * 5),) * 3, "over agent.memory_tokens"),
     ]
     for overrides, said, reason in cases:
-        settings = recipe(model, "agent.planner.max_tokens=16", *overrides)
+        settings = recipe(model, "agent.planner.max_tokens=64", *overrides)
         with pytest.raises(NotShowable) as caught:
             shown(settings, trajectory("Pick one. " * 4, *said))
         assert str(caught.value).startswith(reason)

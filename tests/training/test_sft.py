@@ -20,6 +20,7 @@ from midflight.api import recipe_for
 from midflight.building import assemble, build_agent, local_engine, toolset_of
 from midflight.engines.local import LocalEngine
 from midflight.errors import UserError
+from midflight.evaluation import write_plots
 from midflight.loading import load_named, load_trained
 from midflight.progress import Progress
 from midflight.recipe import Recipe, RecipeError
@@ -36,7 +37,7 @@ from midflight.training.trainer import train
 from tests.training.recorded import act, entry, record_run, trajectory
 from tests.training.test_step import gap, gradients, policy_of, updater_of
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("no_plots")]
 
 TIMES = {"seconds"}
 DONE = act("finish")
@@ -176,7 +177,7 @@ def test_the_planner_learns_what_it_is_shown_and_a_run_cut_off_resumes_with_the_
 ) -> None:
     full = lora.endswith("null")
     settings = [
-        f"training.learning_rate={0.008 if full else 0.02}",
+        f"training.learning_rate={0.004 if full else 0.01}",
         "training.kl_beta=0.001",
         "sft.epochs=6",
         "sft.batch_size=2",
@@ -184,12 +185,14 @@ def test_the_planner_learns_what_it_is_shown_and_a_run_cut_off_resumes_with_the_
     ]
     own = recipe(model, lora, *settings, max_turns=turns)
     said = io.StringIO()
-    undisturbed = learn(own, tmp_path / "one", teacher(tmp_path / "teacher", turns), said)
+    with monkeypatch.context() as patch:
+        patch.setattr("midflight.training.session.write_plots", write_plots)
+        undisturbed = learn(own, tmp_path / "one", teacher(tmp_path / "teacher", turns), said)
     assert [(one["step"], one["epoch"], one["demonstrations"]) for one in undisturbed[:4]] == [
         (1, 1, 2), (2, 1, 2), (3, 1, 1), (4, 2, 2),
     ]  # fmt: skip
     losses = [one["loss"] for one in undisturbed]
-    assert len(losses) == 18 and losses[0] > 1.5 and max(losses[-3:]) < (0.1 if full else 0.4), losses
+    assert len(losses) == 18 and losses[0] > (0.8 if full else 1.4) and max(losses[-3:]) < 0.02, losses
     lines = said.getvalue().splitlines()
     assert "demonstrations: 5 of 5 trajectories kept, of 5 questions; left out: none" in lines
     assert any(line.startswith("step  1/18  loss ") for line in lines)

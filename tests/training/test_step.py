@@ -21,7 +21,6 @@ from midflight.training.packing import Row
 from midflight.training.policy import Policy
 from midflight.training.step import GradientError, OutOfMemory, Updater, mini_batches
 from tests.training import oracle
-from tests.training.tiny import make_tiny_model
 
 pytestmark = pytest.mark.model
 
@@ -36,13 +35,8 @@ class Still(torch.optim.SGD):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Any:
-    made = LocalEngine(load(str(folder)), chat_template=False)
+def engine(model: Path) -> Any:
+    made = LocalEngine(load(str(model)), chat_template=False)
     yield made
     made.close()
 
@@ -76,8 +70,8 @@ def draw(engine: LocalEngine, sampling: Sampling, grammar: str | None = GRAMMAR,
     ]
 
 
-def policy_of(folder: Path, lora: tuple[int, float] | None = (4, 8.0)) -> Policy:
-    policy = Policy(load(str(folder)), lora=lora, reference=True, seed=0)
+def policy_of(model: Path, lora: tuple[int, float] | None = (4, 8.0)) -> Policy:
+    policy = Policy(load(str(model)), lora=lora, reference=True, seed=0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -120,12 +114,12 @@ OBJECTIVES = [
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda one: "-".join(map(str, one.values())))
 @pytest.mark.parametrize("chunk", [128, 2])
 def test_each_objective_equals_the_oracle_in_packs_and_chunks(
-    folder: Path, engine: LocalEngine, objective: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
+    model: Path, engine: LocalEngine, objective: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loss is the oracle's on the trainer's own log-probs; its gradient does not depend on packs or chunks."""
     monkeypatch.setattr(update, "SCORED_AT_ONCE", chunk)
-    rows = unsettled(draw(engine, Sampling(temperature=1.2, max_tokens=8)))
-    policy = policy_of(folder)
+    rows = unsettled(draw(engine, Sampling(temperature=1.2, max_tokens=12)))
+    policy = policy_of(model)
     whole = updater_of(policy, engine, **objective)
     rows = whole.with_reference(rows)
     metrics = whole.update(rows)
@@ -162,10 +156,10 @@ def test_each_objective_equals_the_oracle_in_packs_and_chunks(
 
 @pytest.mark.parametrize("lora", [(4, 8.0), None], ids=["lora", "full"])
 def test_the_mean_gradient_of_mini_batches_is_that_of_the_batch(
-    folder: Path, engine: LocalEngine, lora: tuple[int, float] | None
+    model: Path, engine: LocalEngine, lora: tuple[int, float] | None
 ) -> None:
-    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8), members=4)
-    policy = policy_of(folder, lora)
+    rows = draw(engine, Sampling(temperature=1.2, max_tokens=12), members=4)
+    policy = policy_of(model, lora)
     updater_of(policy, engine).update(rows)
     expected = gradients(policy).clone()
     parts = mini_batches(rows, 3, seed=5)
@@ -181,10 +175,10 @@ def test_the_mean_gradient_of_mini_batches_is_that_of_the_batch(
 
 
 def test_the_metrics_of_mini_batches_are_the_means_of_rates_and_the_sums_of_counts(
-    folder: Path, engine: LocalEngine
+    model: Path, engine: LocalEngine
 ) -> None:
-    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8), members=4)
-    policy = policy_of(folder)
+    rows = draw(engine, Sampling(temperature=1.2, max_tokens=12), members=4)
+    policy = policy_of(model)
     found = updater_of(policy, engine, mini_batches=3).update(rows, seed=5)
     parts = [updater_of(policy, engine).update(part) for part in mini_batches(rows, 3, seed=5)]
     for name in ("loss", "kl", "entropy"):
@@ -194,9 +188,9 @@ def test_the_metrics_of_mini_batches_are_the_means_of_rates_and_the_sums_of_coun
     assert found.entropy > 0.1 and found.grad_norm == pytest.approx(max(part.grad_norm for part in parts), rel=1e-4)
 
 
-def test_every_mini_batch_of_every_epoch_is_a_step_on_the_moved_weights(folder: Path, engine: LocalEngine) -> None:
-    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8), members=4)
-    policy = policy_of(folder)
+def test_every_mini_batch_of_every_epoch_is_a_step_on_the_moved_weights(model: Path, engine: LocalEngine) -> None:
+    rows = draw(engine, Sampling(temperature=1.2, max_tokens=12), members=4)
+    policy = policy_of(model)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
     steps: list[int] = []
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
@@ -212,15 +206,15 @@ def test_every_mini_batch_of_every_epoch_is_a_step_on_the_moved_weights(folder: 
     "cut", [{"top_p": 0.6}, {"top_k": 5}, {"top_p": 0.9, "top_k": 40}, {}], ids=["p", "k", "both", "none"]
 )
 def test_sampler_and_trainer_agree_on_truncated_distributions(
-    folder: Path, engine: LocalEngine, grammar: str | None, cut: dict[str, Any]
+    model: Path, engine: LocalEngine, grammar: str | None, cut: dict[str, Any]
 ) -> None:
-    rows = draw(engine, Sampling(temperature=0.8, max_tokens=6, **cut), grammar)
+    rows = draw(engine, Sampling(temperature=0.8, max_tokens=12, **cut), grammar)
     for row in rows:
         assert len(row.supports) == (len(row.ids) if cut else 0)
         for token, forced, support in zip(row.ids, row.forced, row.supports, strict=bool(cut)):
             assert support == () if forced else token in support
             assert len(support) <= cut.get("top_k", 10**6)
-    policy = Policy(load(str(folder)), lora=(4, 8.0), reference=True, seed=0)
+    policy = Policy(load(str(model)), lora=(4, 8.0), reference=True, seed=0)
     metrics = updater_of(policy, engine, max_drift=1e-5).update(rows)
     assert metrics.drift <= 1e-5
     assert metrics.drift_cause == ("truncated sampling" if cut else "float32 rounding")
@@ -231,10 +225,10 @@ def test_sampler_and_trainer_agree_on_truncated_distributions(
 
 
 def test_drift_is_checked_before_the_first_weight_moves_also_with_mini_batches(
-    folder: Path, engine: LocalEngine
+    model: Path, engine: LocalEngine
 ) -> None:
-    rows = unsettled(draw(engine, Sampling(temperature=1.2, max_tokens=8), members=4))
-    policy = policy_of(folder)
+    rows = unsettled(draw(engine, Sampling(temperature=1.2, max_tokens=12), members=4))
+    policy = policy_of(model)
     before = [parameter.detach().clone() for parameter in policy.parameters()]
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.5)
     updater = updater_of(policy, engine, optimizer, mini_batches=4, max_drift=0.01)
@@ -245,11 +239,11 @@ def test_drift_is_checked_before_the_first_weight_moves_also_with_mini_batches(
 
 @pytest.mark.parametrize("settings", [{}, {"epochs": 2}, {"importance_cap": 2.0}, {"loss": "gspo", "kl_beta": 0.1}])
 def test_a_token_that_drifts_alone_is_left_out_as_a_forced_one_would_be(
-    folder: Path, engine: LocalEngine, settings: dict[str, Any]
+    model: Path, engine: LocalEngine, settings: dict[str, Any]
 ) -> None:
-    policy = policy_of(folder)
+    policy = policy_of(model)
     plain = updater_of(policy, engine)
-    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8))
+    rows = draw(engine, Sampling(temperature=1.2, max_tokens=12))
     true = update.score_rows(plain.sampler, engine.masks, step.pack_rows(rows, 4096))
     rows = [replace(row, logprobs=values, reference=values) for row, values in zip(rows, true, strict=True)]
     place = rows[2].forced.index(False)
@@ -277,11 +271,11 @@ def test_a_token_that_drifts_alone_is_left_out_as_a_forced_one_would_be(
         updater.update(drifted)
 
 
-def test_importance_weights_correct_for_another_sampler_up_to_the_cap(folder: Path, engine: LocalEngine) -> None:
+def test_importance_weights_correct_for_another_sampler_up_to_the_cap(model: Path, engine: LocalEngine) -> None:
     """Tokens drawn with half the probability count twice, or as the cap allows; the ratio itself starts at 1."""
-    policy = policy_of(folder)
+    policy = policy_of(model)
     plain = updater_of(policy, engine)
-    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8))
+    rows = draw(engine, Sampling(temperature=1.2, max_tokens=12))
     true = update.score_rows(plain.sampler, engine.masks, step.pack_rows(rows, 4096))
     fresh = [replace(row, logprobs=values) for row, values in zip(rows, true, strict=True)]
     plain.update(fresh)
@@ -294,10 +288,10 @@ def test_importance_weights_correct_for_another_sampler_up_to_the_cap(folder: Pa
         assert metrics.ratio_max == pytest.approx(1.0, abs=1e-5)
 
 
-def test_flex_attention_scores_as_sdpa_does(folder: Path, engine: LocalEngine) -> None:
+def test_flex_attention_scores_as_sdpa_does(model: Path, engine: LocalEngine) -> None:
     """Its kernels are for CUDA; here its reference runs, which shows that the block mask is the tree's."""
-    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8))
-    model = load(str(folder)).model
+    rows = draw(engine, Sampling(temperature=1.2, max_tokens=12))
+    model = load(str(model)).model
     for budget in (64, 4096):
         batch = step.pack_rows(rows, budget)
         plain = update.score_rows(model, engine.masks, batch)
@@ -306,11 +300,11 @@ def test_flex_attention_scores_as_sdpa_does(folder: Path, engine: LocalEngine) -
 
 
 def test_out_of_memory_halves_the_packs_and_goes_on(
-    folder: Path, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+    model: Path, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    common = tuple(range(100, 450))
-    rows = [replace(row, prompt_ids=common + row.prompt_ids) for row in draw(engine, Sampling(max_tokens=8))]
-    policy = policy_of(folder)
+    common = tuple(range(1, 251))
+    rows = [replace(row, prompt_ids=common + row.prompt_ids) for row in draw(engine, Sampling(max_tokens=12))]
+    policy = policy_of(model)
     updater_of(policy, engine).update(rows)
     expected = gradients(policy).clone()
     (whole,) = step.pack_rows(rows, 4096).packs
@@ -351,10 +345,10 @@ def test_out_of_memory_halves_the_packs_and_goes_on(
 
 
 def test_out_of_memory_with_rows_that_cannot_be_cut_ends_at_once(
-    folder: Path, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+    model: Path, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = draw(engine, Sampling(max_tokens=8))
-    updater = updater_of(policy_of(folder), engine)
+    rows = draw(engine, Sampling(max_tokens=12))
+    updater = updater_of(policy_of(model), engine)
     updater.sampler.set_attn_implementation("sdpa")  # as one that runs on its own forward
     longest = max(len(row.prompt_ids) + len(row.ids) for row in rows) - 1
     tries = []
@@ -371,13 +365,13 @@ def test_out_of_memory_with_rows_that_cannot_be_cut_ends_at_once(
 
 
 def test_an_update_without_a_finite_gradient_is_skipped_and_the_third_in_a_row_stops(
-    folder: Path, engine: LocalEngine, tmp_path: Path
+    model: Path, engine: LocalEngine, tmp_path: Path
 ) -> None:
-    rows = draw(engine, Sampling(temperature=1.2, max_tokens=8))
+    rows = draw(engine, Sampling(temperature=1.2, max_tokens=12))
     broken = [replace(rows[0], weight=float("inf")), *rows[1:]]
-    policy = policy_of(folder)
+    policy = policy_of(model)
     before = [parameter.detach().clone() for parameter in policy.parameters()]
-    updater = updater_of(policy, engine, torch.optim.SGD(policy.parameters(), lr=0.5))
+    updater = updater_of(policy, engine, torch.optim.SGD(policy.parameters(), lr=0.1))
     notes: list[str] = []
     updater.note, updater.rescue = notes.append, tmp_path
     for _ in range(2):

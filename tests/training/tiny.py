@@ -15,12 +15,21 @@ def make_tiny_model(folder: Path, hidden: int = 32) -> Path:
     return _write(folder, AutoTokenizer.from_pretrained(resolve(EMBEDDED)), vocab_size=49152, end=2, hidden=hidden)
 
 
-def make_byte_model(folder: Path, *, hidden: int = 32, dtype: str = "float32") -> Path:
+CHAT = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def make_byte_model(folder: Path, *, hidden: int = 32, dtype: str = "float32", chat: bool = False) -> Path:
     """Write one whose tokens are the 256 bytes and an end; it needs no package and loads at once.
 
-    Its weights are numbers of `dtype`.
+    Its weights are numbers of `dtype`; its tokenizer has a chat template where `chat` says so.
     """
-    return _write(folder, byte_tokenizer(), vocab_size=257, end=0, hidden=hidden, dtype=dtype)
+    tokenizer = byte_tokenizer()
+    if chat:
+        tokenizer.chat_template = CHAT
+    return _write(folder, tokenizer, vocab_size=257, end=0, hidden=hidden, dtype=dtype)
 
 
 def byte_tokenizer() -> Any:
