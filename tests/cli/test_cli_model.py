@@ -15,7 +15,7 @@ import pytest
 
 import midflight
 from midflight.cli import run
-from tests.training.tiny import make_tiny_model
+from tests.training.tiny import make_byte_model
 
 pytestmark = pytest.mark.model
 
@@ -24,7 +24,7 @@ SMALL = ["training.queries_per_step=2", "training.group_size=4", "training.save_
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+    return make_byte_model(tmp_path_factory.mktemp("bytes"))
 
 
 def test_a_prompt_that_does_not_fit_is_one_line_and_leaves_no_folder(
