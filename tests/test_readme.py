@@ -16,7 +16,9 @@ import pytest
 pytestmark = pytest.mark.model
 
 ROOT = Path(__file__).resolve().parent.parent
-FEW = ["training.steps=1", "training.warmup_steps=0", "training.queries_per_step=2", "training.group_size=2"]
+SHORT = "agent.max_turns=2"
+FEW = ["training.steps=1", "training.warmup_steps=0", "training.queries_per_step=2", "training.group_size=2", SHORT]
+ASKED = "eval_tasks.count=4"
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +44,10 @@ def commands(clone: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line.startswith("midflight ")]
 
 
+@pytest.mark.long
 def test_the_commands_of_the_readme_work_in_a_fresh_clone(clone: Path) -> None:
     assert "$(BIN)/midflight train recipes/quickstart.yaml\n" in (clone / "Makefile").read_text()
-    report = type_in(clone, "midflight", "train", "recipes/quickstart.yaml", *FEW, "eval_tasks.count=12")
+    report = type_in(clone, "midflight", "train", "recipes/quickstart.yaml", *FEW, ASKED)
     assert report.startswith("quickstart, seed 0: held-out questions before and after training\n")
     assert "plots: runs/quickstart-seed0/plots (reward.png, tools.png, turns.png, errors.png, accuracy.png)" in report
     question = {"question": "What is the capital of Peru?", "answer": "Lima", "checker": "exact"}
@@ -58,17 +61,18 @@ def test_the_commands_of_the_readme_work_in_a_fresh_clone(clone: Path) -> None:
         if words[1] == "train" and "--dry-run" not in words:
             words += FEW
         if words[1] == "eval":
-            words.append("eval_tasks.count=12")
+            words += [ASKED, SHORT]
         said[" ".join(words[1:3])] = type_in(clone, *words)
     assert "Turn 1" in said["solve What is the population density of Peru?"]
     assert said["report runs/quickstart-seed0"] == report
-    assert json.loads(said["eval quickstart"])["questions"] == 12
+    assert json.loads(said["eval quickstart"])["questions"] == 4
     assert "rollouts of the run, at most" in said["train four-llm"]
     assert "calculator(" in said["tools"]
     shutil.rmtree(clone / "recipes")
     assert "Turn 1" in type_in(clone, "midflight", "solve", "What is 2 * 3?", "--model", "runs/quickstart-seed0")
 
 
+@pytest.mark.long
 def test_the_example_program_trains(clone: Path) -> None:
     *_, answer, last = type_in(clone, "examples/minimal.py").splitlines()
     assert answer.startswith("Answer(text='") and last == "Try: midflight report runs/stock"

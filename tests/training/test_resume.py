@@ -29,7 +29,7 @@ eval_tasks: {family: held_out.jsonl}
 training:
   steps: 4
   queries_per_step: 2
-  group_size: 4
+  group_size: 2
   learning_rate: 5e-4
   kl_beta: 0.01
   refill_factor: 1.5
@@ -55,6 +55,7 @@ def numbers(folder: RunFolder) -> list[dict[str, object]]:
     return [{key: value for key, value in one.items() if key not in TIMES} for one in read_metrics(folder.metrics)]
 
 
+@pytest.mark.long
 def test_killed_between_two_checkpoints_and_resumed_it_prints_the_same_numbers(tmp_path):
     recipe = write_recipe(tmp_path)
     undisturbed, killed = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
