@@ -62,7 +62,7 @@ def rows(engine):
             GRAMMAR,
         )
         for parts in turns
-        for seed in range(3)
+        for seed in range(2)
     ]
 
     async def together():
@@ -80,7 +80,7 @@ def rows(engine):
                 temperature=1.2,
                 grammar=GRAMMAR,
                 advantage=(-1.0, 1.7, 0.4)[number % 3],
-                weight=1 / (3 * 2 * free),
+                weight=1 / (2 * 2 * free),
             )
         )
     assert any(any(row.forced) for row in made), "a turn with a forced token is among them"
