@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from midflight.agent.memory import Style
-from midflight.agent.strict import object_schema, parse_fields
+from midflight.agent.strict import object_schema, parse_fields, said
 from midflight.agent.types import Action, Turn
 from midflight.engines.base import FinishReason, Generation
 from midflight.tools.base import FINISH, argument_schema
@@ -58,9 +58,10 @@ def parse_action(generation: Generation, format: Style) -> tuple[Action | None, 
     """The action that the text is, or None and the reason, which states the expected format.
 
     compact: `tool: context` or `finish`, one line, with at most one leading space (a prompt that ends in "Turn 2:"
-    is continued by one). full: three fields in order; the context runs to the end, and is optional for `finish`.
+    is continued by one). full: three fields in order, see also `said`; the context runs to the end, and is optional for
+    `finish`.
     """
-    text = generation.text
+    text = generation.text if format == "compact" else said(generation.text)
     if generation.finish_reason is FinishReason.LENGTH and not (format == "compact" and text.endswith("\n")):
         return None, f"the text was cut off by the token limit; {_EXPECTED[format]}"
     finish = (_COMPACT_FINISH if format == "compact" else _FULL_FINISH).fullmatch(text) if FINISH in text else None

@@ -186,7 +186,15 @@ class AgentFlow:
         elif action is not None:
             execution = await self._executed(run, action, index)
             verification = await self._asked(
-                run, "verifier", self.verifier.verify, query, action, execution.result, memory, run.analysis
+                run,
+                "verifier",
+                self.verifier.verify,
+                query,
+                action,
+                execution.result,
+                memory,
+                run.analysis,
+                execution.call,
             )
         return _record(index, plan, execution, verification, self.clock() - started)
 

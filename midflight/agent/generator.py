@@ -13,7 +13,7 @@ from typing import Protocol
 
 from midflight.agent.memory import Memory
 from midflight.agent.prompting import cut_middle, one_line, query_part, request_seed, template
-from midflight.agent.strict import object_schema, parse_fields
+from midflight.agent.strict import object_schema, parse_fields, said
 from midflight.agent.types import Answer, Claim, Query
 from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling, structure_of
 from midflight.tools.base import FINISH
@@ -34,7 +34,7 @@ ANSWER: /[^ \\t\\r\\n][^\\r\\n]*/
 MOST_SHOWN = 200
 """Characters of a text that holds no answer."""
 _ANSWER = re.compile(r"^Answer: (\S[^\n]*)(\n?)", re.MULTILINE)
-_TURN = r"\[turn (\d{1,9})(?:: ([^\s\[\]]{1,500}))?\]"
+_TURN = r"\[[Tt]urns? (\d{1,9}(?:(?:, | and )(?:turn )?\d{1,9}){0,99})(?:: ([^\[\]\n]{1,500}))?\]"
 _MARK = re.compile(rf"(?<!\s)\s*{_TURN}")
 _CLAIM = ("text", "turns", "sources")
 _SCHEMA = object_schema(
@@ -55,7 +55,10 @@ _SCHEMA = object_schema(
         },
     }
 )
-_SENTENCE_END = re.compile(rf"(?:(?P<mark>{_TURN})[.!?]?|[.!?])[\"'”’)]*\s+(?!\s|\[turn \d)")
+_SENTENCE_END = re.compile(
+    rf"(?:(?:(?P<mark>{_TURN})(?P<end>[.!?]?)|[.!?])[\"'”’)]*\s+|(?P<wide>[。！？])[\"'”’」』)]*\s*|(?P<line>\n)\s*)"
+    r"(?!\s|\[[Tt]urns? \d)"
+)
 _GOES_ON = tuple(
     (re.compile(rf"(?:{before})\.$"), re.compile(after))
     for before, after in (
@@ -67,7 +70,10 @@ _GOES_ON = tuple(
 )
 """Behind what, and before what, a point ends no sentence: initials, titles, abbreviations, an ellipsis."""
 _LONGEST_BEFORE = 8
-_ENDS = ".,;:!?\"'“”‘’()[]"
+_BULLET = re.compile(r"^(?:[-*•–]|\d{1,3}[.)])\s+")
+_JOINTS = {"\0", "and", "or", "but", "while", "so"}
+"""What may stand between claims in a sentence of several."""
+_ENDS = ".,;:!?。！？，、；：\"'“”‘’「」『』()[]"
 
 
 @dataclass(frozen=True)
@@ -151,14 +157,15 @@ def parse_answer(generation: Generation, results: Mapping[int, str]) -> Answer:
     its turns are those of its marks that `results`, by turn, has, in order, each once; its sources those that the
     result of their turn holds.
     """
-    line = _ANSWER.search(generation.text)
-    if line is None or generation.text[line.end() :].strip():
+    text = said(generation.text)
+    line = _ANSWER.search(text)
+    if line is None or text[line.end() :].strip():
         return Answer("")
     if generation.finish_reason is FinishReason.LENGTH and not line[2]:
         return Answer("")
     claims = []
     for sentence in _sentences(line[1].strip()):
-        marks = [(int(number), source) for number, source in _MARK.findall(sentence)]
+        marks = [(int(turn), source) for turns, source in _MARK.findall(sentence) for turn in re.findall(r"\d+", turns)]
         statement = _MARK.sub("", sentence).strip()
         if statement:
             sources = [source for number, source in marks if source and _holds(results.get(number, ""), source)]
@@ -171,7 +178,7 @@ def parse_answer(generation: Generation, results: Mapping[int, str]) -> Answer:
 def parse_json_answer(generation: Generation, results: Mapping[int, str]) -> Answer:
     """The answer that a JSON text is, an empty one if it is none. Turns and sources: see `parse_answer`.
 
-    A sentence of the answer that has no claim's text word for word, nor stands in one, is a claim without turns.
+    A sentence of the answer that neither stands in a claim word for word nor is made up of claims is one without turns.
     """
     try:
         fields = parse_fields(generation, {"answer": str, "claims": list})
@@ -181,8 +188,8 @@ def parse_json_answer(generation: Generation, results: Mapping[int, str]) -> Ans
     answer = fields["answer"].strip()
     claimed = [words for words in (_words(claim.text) for claim in claims) if words.strip()]
     for sentence in _sentences(answer):
-        words = _words(sentence)
-        if not any(one in words or words in one for one in claimed):
+        words = _words(_BULLET.sub("", sentence))
+        if not any(words in one for one in claimed) and not _made_of(words, claimed):
             claims.append(Claim(sentence, ()))
     return Answer(answer, tuple(claims))
 
@@ -191,7 +198,7 @@ def _sentences(text: str) -> Iterator[str]:
     """The sentences of a text, each with its marks; in doubt, as behind an initial, what follows belongs to it too."""
     start = 0
     for end in _SENTENCE_END.finditer(text):
-        if end["mark"] or not _goes_on(text, start, end):
+        if not _goes_on(text, start, end):
             yield text[start : end.end()].strip()
             start = end.end()
     if text[start:].strip():
@@ -199,14 +206,32 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def _goes_on(text: str, start: int, end: re.Match[str]) -> bool:
-    """Whether the sentence from `start` goes on behind the punctuation that `end` has found."""
+    """Whether the sentence from `start` goes on behind what `end` has found: so behind a mark in its middle, a mark or
+    the number of a list at its beginning, and an abbreviation."""
+    before = text[start : end.start()].strip()
+    if not before:
+        return True
+    if end["mark"]:
+        return not end["end"] and text[end.end() : end.end() + 1].islower()
+    if end["wide"] or end["line"]:
+        return False
     first, last = max(start, end.start() - _LONGEST_BEFORE), end.start() + 1
-    return any(before.search(text, first, last) and after.match(text, end.end()) for before, after in _GOES_ON)
+    return before.isdecimal() or any(
+        behind.search(text, first, last) and ahead.match(text, end.end()) for behind, ahead in _GOES_ON
+    )
 
 
 def _words(text: str) -> str:
     """A text's words with one space around each, to look for whole ones; punctuation at their ends is left out."""
     return f" {' '.join(word for word in (part.strip(_ENDS) for part in text.casefold().split()) if word)} "
+
+
+def _made_of(words: str, claimed: Iterable[str]) -> bool:
+    """Whether nothing but joints is left of a sentence once claims' texts are taken out, the longest first."""
+    for one in sorted(claimed, key=len, reverse=True):
+        words = words.replace(one, " \0 ")  # what is left on both sides is not to become a text
+    left = set(words.split())
+    return "\0" in left and left <= _JOINTS
 
 
 def _claim(value: object, results: Mapping[int, str]) -> Claim:

@@ -27,6 +27,8 @@ _RAW_CHARACTERS = 200
 _FOLDED_CONTEXT = 200
 """Characters of the context that a folded turn keeps."""
 _FOLDED = "[folded]"
+_NOBODYS = Verdict(stop=False)
+"""Of a turn that nobody judged."""
 
 
 class Memory:
@@ -169,7 +171,7 @@ def render_turn(
         if call is not None and not folded and list(call.arguments.values()) not in ([action.context], []):
             lines.append(f"Arguments: {fit(json.dumps(dict(call.arguments), ensure_ascii=True, sort_keys=True))}")
     lines += [f"Error ({result.error}):" if result.error else "Result:", fenced(text)]
-    if verdict is not None:
+    if verdict is not None and verdict != _NOBODYS:
         lines.append(f"Verdict: {'stop' if verdict.stop else 'continue'} {verdict_text(verdict)}".rstrip())
     return "\n".join(lines) + "\n\n"
 

@@ -1,22 +1,41 @@
 """Model text to values, strictly: what is not exactly one JSON object of the wanted fields is refused.
 
-Invariant: nothing is repaired. Whatever the text, the result is the value it spells or a ValueError, never another one.
+Invariant: nothing is repaired. What stands around an answer and is no part of it is left out (`said`). Whatever the
+text, the result is the value it spells or a ValueError, never another one.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from midflight.engines.base import FinishReason, Generation
 
-__all__ = ["object_schema", "parse_fields", "parse_object"]
+__all__ = ["object_schema", "parse_fields", "parse_object", "said"]
+
+
+_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+_FENCED = re.compile(r"```(?:json)?\n(.*)\n```\s*", re.DOTALL)
+
+
+def said(text: str) -> str:
+    """`text` without blank lines in front of it, and without the thought that reasoning models begin with.
+
+    That is one whole block, `<think>` to `</think>`, as they leave it where their server does not take it out.
+    """
+    if text[:1].isspace():
+        text = text.lstrip()
+    if text.startswith("<think>"):
+        thought = _THOUGHT.match(text)
+        text = text[thought.end() :] if thought else text
+    return text
 
 
 def parse_object(generation: Generation) -> dict[str, Any]:
-    """The JSON object that a text is.
+    """The JSON object that a text is, be it in a fence (```json); see also `said`.
 
     Raises:
         ValueError: it is cut off, or no JSON object; or a key appears twice, a number is larger than any float, or a
@@ -24,8 +43,12 @@ def parse_object(generation: Generation) -> dict[str, Any]:
     """
     if generation.finish_reason is FinishReason.LENGTH:
         raise ValueError("the text was cut off by the token limit")
+    text = said(generation.text)
+    fenced = _FENCED.fullmatch(text) if text.startswith("```") else None
     try:
-        value = json.loads(generation.text, parse_float=_finite, parse_constant=_no_constant, object_pairs_hook=_unique)
+        value = json.loads(
+            fenced[1] if fenced else text, parse_float=_finite, parse_constant=_no_constant, object_pairs_hook=_unique
+        )
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

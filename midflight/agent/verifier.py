@@ -13,10 +13,9 @@ from typing import Any, Protocol
 
 from midflight.agent.memory import Memory, render_turn
 from midflight.agent.prompting import query_part, request_seed, template
-from midflight.agent.strict import object_schema, parse_fields
-from midflight.agent.types import Action, Query, Verdict
+from midflight.agent.strict import object_schema, parse_fields, said
+from midflight.agent.types import Action, Query, ToolCall, ToolResult, Verdict
 from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling, structure_of
-from midflight.tools.base import ToolResult
 
 __all__ = ["LLMVerifier", "RuleVerifier", "VERIFIER_GRAMMAR", "Verification", "Verifier", "parse_verdict"]
 
@@ -28,7 +27,7 @@ REASON: /[^ \\t\\r\\n][^\\r\\n]{0,199}/
 """
 _VERDICT = re.compile(
     r"Result: (?P<result>valid|invalid)\nMemory: (?P<memory>sufficient|insufficient)\n"
-    r"Contradictions: (?P<contradictions>\S[^\n]*)\nReason: (?P<reason>\S[^\n]*)\n?"
+    r"Contradictions: (?P<contradictions>\S[^\n]*)\nReason:(?P<reason>[^\n]*)\s*"
 )
 _NONE = re.compile(r"none\.?", re.ASCII | re.IGNORECASE)
 _TURNS = re.compile(r"turns? [1-9][0-9]{0,8}(?:(?:,|,? and) (?:turn )?[1-9][0-9]{0,8})+\.?", re.ASCII | re.IGNORECASE)
@@ -64,9 +63,15 @@ class Verifier(Protocol):
     """Judges the latest turn, which is not in memory yet."""
 
     async def verify(
-        self, query: Query, action: Action, result: ToolResult, memory: Memory, analysis: str = ""
+        self,
+        query: Query,
+        action: Action,
+        result: ToolResult,
+        memory: Memory,
+        analysis: str = "",
+        call: ToolCall | None = None,
     ) -> Verification:
-        """The verdict on turn `memory.next_index`.
+        """The verdict on turn `memory.next_index`, in which `call`, if any, gave `result`.
 
         Raises:
             PromptTooLong: the prompt exceeds the engine's context or the memory its budget.
@@ -80,7 +85,13 @@ class RuleVerifier:
     """Never stops and adds no reason: an error already says what went wrong."""
 
     async def verify(
-        self, query: Query, action: Action, result: ToolResult, memory: Memory, analysis: str = ""
+        self,
+        query: Query,
+        action: Action,
+        result: ToolResult,
+        memory: Memory,
+        analysis: str = "",
+        call: ToolCall | None = None,
     ) -> Verification:
         """Continue."""
         return _CONTINUE
@@ -96,7 +107,13 @@ class LLMVerifier:
     prompt: str = ""
 
     async def verify(
-        self, query: Query, action: Action, result: ToolResult, memory: Memory, analysis: str = ""
+        self,
+        query: Query,
+        action: Action,
+        result: ToolResult,
+        memory: Memory,
+        analysis: str = "",
+        call: ToolCall | None = None,
     ) -> Verification:
         """See `Verifier.verify`."""
         structure = structure_of(self.engine) if self.grammar else "text"
@@ -107,7 +124,7 @@ class LLMVerifier:
         latest = render_turn(
             memory.next_index,
             action,
-            None,
+            call,
             result,
             None,
             style="full",
@@ -145,15 +162,15 @@ def parse_verdict(generation: Generation, latest: int, json: bool = False) -> Ve
 
 def _lines(generation: Generation) -> dict[str, Any]:
     """The fields of a verdict in lines, as those of one in JSON. Raises ValueError where it is none."""
-    match = _VERDICT.fullmatch(generation.text)
+    match = _VERDICT.fullmatch(said(generation.text))
     if match is None or generation.finish_reason is FinishReason.LENGTH and not generation.text.endswith("\n"):
         raise ValueError("not the four lines")
-    said = match["contradictions"].strip()
-    if _NONE.fullmatch(said):
+    line = match["contradictions"].strip()
+    if _NONE.fullmatch(line):
         return {**match.groupdict(), "contradictions": []}
-    if not _TURNS.fullmatch(said):
+    if not _TURNS.fullmatch(line):
         raise ValueError("neither none nor turns")
-    return {**match.groupdict(), "contradictions": [[int(number) for number in re.findall("[0-9]+", said)]]}
+    return {**match.groupdict(), "contradictions": [[int(number) for number in re.findall("[0-9]+", line)]]}
 
 
 def _contradiction(turns: object, latest: int) -> str:

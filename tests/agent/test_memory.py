@@ -38,8 +38,10 @@ def test_full_style_exact_text() -> None:
         "Turn 1\nSub-goal: find it\nTool: search\nContext:\n```\na\nb\n```\n"
         'Arguments: {"key": "Peru", "n": 2}\nResult:\n```\nx\n```\nVerdict: stop ok\n\n',
         "Turn 2\nSub-goal: goal 2\nTool: search\nContext: Peru\n"
-        "Error (tool_error):\n```\ngone\n```\nVerdict: continue\n\n",
+        "Error (tool_error):\n```\ngone\n```\n\n",  # nobody judged it
     )
+    judged = replace(turn(1, "x"), verdict=Verdict(False, valid=True, sufficient=False))
+    assert memory(judged).parts(512, COUNT, "full")[0].endswith("Result:\n```\nx\n```\nVerdict: continue\n\n")
 
 
 def test_compact_style_exact_text() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -24,12 +25,13 @@ from midflight.agent import (
     Turn,
     Verdict,
 )
+from midflight.agent.actions import parse_action, parse_json_action
 from midflight.agent.generator import GENERATOR_GRAMMAR, parse_answer, parse_json_answer
-from midflight.agent.prompting import request_seed
+from midflight.agent.prompting import request_seed, template
 from midflight.agent.verifier import UNREADABLE, VERIFIER_GRAMMAR, parse_verdict
 from midflight.engines.base import FinishReason, Generation
 from midflight.engines.scripted import ScriptedEngine
-from midflight.tools.base import Toolset
+from midflight.tools.base import FINISH, Toolset
 from tests.agent.doubles import LookupTool, PairTool, prompt
 from tests.agent.test_planner import accepts
 
@@ -170,6 +172,88 @@ def test_a_verdict_that_was_cut_does_not_stop(text: str, stops: bool) -> None:
     assert parse_verdict(Generation(text, FinishReason.STOP), 1).stop
 
 
+THOUGHT = "<think>\nAnswer: 41? Tool: finish\n</think>\n\n"
+
+
+@pytest.mark.parametrize("before", ["\n\n", " \n", THOUGHT, f"\n{THOUGHT}"])
+def test_blank_lines_and_a_thought_in_front_are_no_part_of_an_answer(before: str) -> None:
+    def wrote(text: str) -> Generation:
+        return Generation(before + text, FinishReason.STOP)
+
+    plan = "Sub-goal: find it\nTool: pair\nContext: a"
+    assert parse_action(wrote(plan), "full") == (Action("find it", "pair", "a"), "")
+    assert parse_action(wrote(f"{plan}\nTool: x"), "full")[0] == Action("find it", "pair", "a\nTool: x")
+    assert parse_action(wrote("pair: a"), "compact")[0] is None
+    assert parse_verdict(wrote(said("valid", "sufficient") + "\n\n"), 1).stop
+    assert parse_answer(wrote("Answer: 42 [turn 2]"), RESULTS) == Answer("42", (Claim("42", (2,)),))
+    assert written(wrote('```json\n{"a": "x", "b": "y"}\n```\n'))[0].result == ToolResult("x-y")
+
+
+@pytest.mark.parametrize("before", ["<think>\n", "Sure.\n", "<think>a</think>b\n", "```\n"])
+def test_anything_else_in_front_is_a_text_of_another_format(before: str) -> None:
+    assert (
+        parse_action(Generation(f"{before}Sub-goal: a\nTool: pair\nContext: a", FinishReason.STOP), "full")[0] is None
+    )
+    assert parse_verdict(Generation(before + said("valid", "sufficient"), FinishReason.STOP), 1).reason == UNREADABLE
+    assert written(f'{before}{{"a": "x", "b": "y"}}')[0].result.error is ErrorKind.INVALID_ARGUMENTS
+
+
+@pytest.mark.parametrize("reason", ["Reason:", "Reason: ", "Reason:  \n"])
+def test_a_verdict_that_has_nothing_to_say_stops(reason: str) -> None:
+    text = "Result: valid\nMemory: sufficient\nContradictions: none\n" + reason
+    assert parse_verdict(Generation(text, FinishReason.STOP), 1) == Verdict(True, "", True, True)
+
+
+def test_the_verifier_sees_the_call_that_was_made() -> None:
+    engine = ScriptedEngine([said("valid", "sufficient")])
+    call = ToolCall("pair", {"a": "Chile", "b": "y"})
+    verifier = LLMVerifier(engine)
+    asyncio.run(verifier.verify(Query("?"), Action("join", "pair", "Peru"), ToolResult("x"), Memory(), "", call))
+    assert 'Arguments: {"a": "Chile", "b": "y"}' in prompt(engine.requests[0])
+
+
+def test_what_the_prompts_show_is_what_the_parsers_read() -> None:
+    planner, verifier, generator = (template(name) for name in ("planner_full", "verifier", "generator"))
+
+    def labels(text: str) -> list[str]:
+        return re.findall(r"^([A-Z][\w-]*): ", text, re.MULTILINE)
+
+    def keys(text: str) -> list[str]:
+        return re.findall(r'"(\w+)":', text)
+
+    lines = "\n".join(f"{one}: pair" for one in labels(planner["format"].template))
+    assert parse_action(Generation(lines, FinishReason.STOP), "full")[0] == Action("pair", "pair", "pair")
+    fields = json.dumps(dict.fromkeys(keys(planner["json"].template), "pair"))
+    assert parse_json_action(Generation(fields, FinishReason.STOP))[0] == Action("pair", "pair", "pair")
+    assert f'choose the tool "{FINISH}"' in planner["system"].template.replace("\n", " ")
+
+    example = re.search(r"such as (turn .*)", verifier["format"].template)
+    assert example is not None
+    verdict = dict(zip(labels(verifier["format"].template), ("valid", "sufficient", example[1], "x"), strict=True))
+    text = "\n".join(f"{label}: {value}" for label, value in verdict.items())
+    assert parse_verdict(Generation(text, FinishReason.STOP), 3) == Verdict(False, "x", True, True, ("turn 1, turn 3",))
+    shown = re.search(r"such as (\[\[.*?\]\])", verifier["json"].template)
+    assert shown is not None
+    value = ("valid", "sufficient", json.loads(shown[1]), "x")
+    text = json.dumps(dict(zip(keys(verifier["json"].template), value, strict=True)))
+    assert parse_verdict(Generation(text, FinishReason.STOP), 3, json=True).contradictions == ("turn 1, turn 3",)
+
+    (label,) = labels(generator["format"].template)
+    marks = re.findall(r"\[.*?\]", generator["format"].template)
+    results = {turn: "https://example.org/page" for turn in (1, 2, 3)}
+    text = ". ".join(f"x {mark}" for mark in marks)
+    assert parse_answer(Generation(f"{label}: {text}", FinishReason.STOP), results) == Answer(
+        "x. x. x",
+        (Claim("x.", (2,)), Claim("x.", (1, 3)), Claim("x", (2,), ("https://example.org/page",))),
+    )
+    answer, claims, *inner = keys(generator["json"].template)
+    claim = dict(zip(inner, ("x", [2], ["https://example.org/page"]), strict=True))
+    text = json.dumps({answer: "x", claims: [claim]})
+    assert parse_json_answer(Generation(text, FinishReason.STOP), results) == Answer(
+        "x", (Claim("x", (2,), ("https://example.org/page",)),)
+    )
+
+
 def test_grammars_of_verifier_and_generator() -> None:
     assert accepts(VERIFIER_GRAMMAR, said("invalid", "insufficient"))
     assert accepts(VERIFIER_GRAMMAR, said("valid", "sufficient", "turn 1, turn 12"))
@@ -197,6 +281,45 @@ def test_answers_and_their_claims() -> None:
     assert answered("Answer: x [turn 9]") == Answer("x", (Claim("x", ()),))
     assert answered("Let me see.\nAnswer: x\n \n").text == "x"
     assert not answered("Answer: x [turn 9]").claims[0].supported
+
+
+@pytest.mark.parametrize(
+    ("mark", "turns"),
+    [("[turn 1, turn 2]", (1, 2)), ("[turns 1, 3]", (1, 3)), ("[Turn 2]", (2,)), ("[turns 3 and 1]", (3, 1))]
+    + [("[turn 2: the city of Lima]", (2,)), ("[turn 9, turn 2]", (2,)), ("[turn 1; turn 2]", None), ("[turns]", None)],
+)
+def test_a_mark_names_one_turn_or_more(mark: str, turns: tuple[int, ...] | None) -> None:
+    wanted = Answer("x", (Claim("x", turns),)) if turns else Answer(f"x {mark}", (Claim(f"x {mark}", ()),))
+    assert answered(f"Answer: x {mark}") == wanted
+    assert answered("Answer: x [turn 2: Li ma, Lima]").claims == (Claim("x", (2,)),)
+    assert answered("Answer: x [turn 1: see https://a.org/x]").claims == (Claim("x", (1,), ("see https://a.org/x",)),)
+
+
+def test_a_mark_in_a_sentence_does_not_end_it() -> None:
+    text = "Answer: Peru's capital [turn 2] is larger than Chile's. [turn 1] Lima it is [turn 3] Is it? No."
+    assert answered(text).claims == (
+        Claim("Peru's capital is larger than Chile's.", (2, 1)),
+        Claim("Lima it is", (3,)),
+        Claim("Is it?", ()),
+        Claim("No.", ()),
+    )
+    assert answered("Answer: [turn 1] fine [turn 2]").claims == (Claim("fine", (1, 2)),)
+
+
+def test_sentences_of_lists_and_of_other_scripts() -> None:
+    def unsupported(answer: str, *claimed: str) -> list[str]:
+        claims = [{"text": text, "turns": [1], "sources": []} for text in claimed]
+        text = json.dumps({"answer": answer, "claims": claims})
+        read = parse_json_answer(Generation(text, FinishReason.STOP), RESULTS)
+        return [claim.text for claim in read.claims if not claim.supported]
+
+    assert unsupported("1. Lima is big.\n2. Cusco is old.", "Lima is big.", "Cusco is old.") == []
+    assert unsupported("- Lima is big\n- Cusco is on Mars", "Lima is big") == ["- Cusco is on Mars"]
+    assert unsupported("秘鲁有三千万人。利马是首都。", "秘鲁有三千万人。", "利马是首都。") == []
+    assert unsupported("秘鲁有三千万人。利马是首都。", "利马是首都。") == ["秘鲁有三千万人。"]
+    assert unsupported("Lima was founded by aliens.", "Lima") == ["Lima was founded by aliens."]
+    assert unsupported("Lima is big and Cusco is old.", "Lima is big", "Cusco is old") == []
+    assert unsupported("Lima is big and Cusco is old.", "Lima is big", "old") == ["Lima is big and Cusco is old."]
 
 
 @pytest.mark.parametrize(

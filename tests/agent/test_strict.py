@@ -36,7 +36,19 @@ PIECES = (
     ]
     + ["{", "}", "[", "]", '"', ":", ", ", "null", "true", "NaN", "1e999", "\\ud800", "\\u0000", "\ud800", "\x00", "\r"]
     + ['"sub_goal"', '"tool"', '"context"', '"result"', '"memory"', '"contradictions"', '"reason"', '"answer"']
-    + ['"claims"', '"text"', '"turns"', '"sources"', "[turn 1]", "[turn 1: x]", "[turn 99999999999]", "<|im_end|>"]
+    + [
+        '"claims"',
+        '"text"',
+        '"turns"',
+        '"sources"',
+        "[turn 1]",
+        "[turn 1: x]",
+        "[turns 1, 2]",
+        "<think>\n",
+        "\n</think>\n",
+        "[turn 99999999999]",
+        "<|im_end|>",
+    ]
     + ["\u2028", "😀", "Ω", "٣", "<think>", "</think>", "9" * 50]
     + [
         "turn 1",
@@ -59,6 +71,10 @@ PIECES = (
 WHOLE = [
     " pair: a\n",
     "finish\n",
+    "<think>\nx\n</think>\n\nSub-goal: find it\nTool: pair\nContext: a\n\n",
+    "\n\nResult: valid\nMemory: sufficient\nContradictions: none\nReason:\n\n",
+    '```json\n{"sub_goal": "find it", "tool": "pair", "context": "a"}\n```\n',
+    "Answer: x [turn 1, turn 2] y [Turns 1 and 2: x].\n",
     "Sub-goal: find it\nTool: pair\nContext: a\nb",
     "Sub-goal: find it\nTool: finish",
     '{"sub_goal": "find it", "tool": "pair", "context": "a"}',
@@ -72,7 +88,7 @@ WHOLE = [
     '{"answer": "x. No. y", "claims": []}',
     '{"a": 0.1, "b": [-1e308, {"c": 12345678901234567890}], "d": 2.5}',
 ]
-MARKS = re.compile(r"(?<!\s)\s*\[turn \d{1,9}(: [^\s\[\]]+)?\]")
+MARKS = re.compile(r"(?<!\s)\s*\[[Tt]urns? \d{1,9}((, | and )(turn )?\d{1,9}){0,99}(: [^\n\[\]]{1,500})?\]")
 RESULTS = {1: "x"}
 TURNS = 3
 JSON_ERRORS = (ValueError, RecursionError)
@@ -91,9 +107,20 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return made
 
 
+def spoken(text: str) -> str:
+    """Without what is in front of an answer: blank lines, and a thought that has an end."""
+    before, end, behind = text.lstrip().partition("</think>")
+    return (behind if end and before.startswith("<think>") else text).lstrip()
+
+
+def unfenced(text: str) -> str:
+    first, *lines = spoken(text).rstrip().split("\n")
+    return "\n".join(lines[:-1]) if first in ("```", "```json") and lines[1:] and lines[-1] == "```" else spoken(text)
+
+
 def loads(text: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(unfenced(text))
     except JSON_ERRORS:
         return None
 
@@ -122,11 +149,12 @@ def check(text: str) -> int:
     for style in ("compact", "full"):
         action, problem = parse_action(said, style)  # type: ignore[arg-type]
         assert (action is None) == bool(problem)
+        wrote = text if style == "compact" else spoken(text)
         if action is not None and action.tool != FINISH:
-            assert render_action(action, style).strip() == text.strip()  # type: ignore[arg-type]
+            assert render_action(action, style).strip() == wrote.strip()  # type: ignore[arg-type]
             found += 1
         elif action is not None:
-            goal, _, context = text.partition("\nContext:")
+            goal, _, context = wrote.partition("\nContext:")
             assert goal.strip() == (FINISH if style == "compact" else f"Sub-goal: {action.sub_goal}\nTool: {FINISH}")
             assert context.strip() == action.context
             found += 1
@@ -144,15 +172,14 @@ def check(text: str) -> int:
     except ValueError:
         pass
     else:
-        for number, written in zip(read, spelt_numbers(text), strict=True):
+        for number, written in zip(read, spelt_numbers(unfenced(text)), strict=True):
             assert abs(Decimal(number) - written) <= abs(written) * Decimal("1e-15")
     verdict = parse_verdict(said, TURNS)
     if verdict.reason != UNREADABLE:
         memory = "sufficient" if verdict.sufficient else "insufficient"
-        lines = text.split("\n")
+        lines = spoken(text).rstrip().split("\n")
         assert lines[:2] == [f"Result: {'valid' if verdict.valid else 'invalid'}", f"Memory: {memory}"]
-        assert len([line for line in lines if line]) == 4
-        assert lines[3] == f"Reason: {lines[3][8:]}" and verdict.reason == lines[3][8:].strip()
+        assert len(lines) == 4 and lines[3].startswith("Reason:") and verdict.reason == lines[3][7:].strip()
         assert verdict.contradictions == spelt_contradictions(lines[2])
         assert verdict.stop == (verdict.sufficient and not verdict.contradictions)
         found += 1
@@ -171,7 +198,7 @@ def check(text: str) -> int:
     if answer.text:
         claimed = [(set(claim.turns), set(claim.sources)) for claim in answer.claims]
         assert all(turns <= {1} and sources <= {"x"} for turns, sources in claimed)
-        assert not any(turns for turns, _ in claimed) or "[turn 1" in text.strip().rpartition("\n")[2]
+        assert not any(turns for turns, _ in claimed) or re.search(r"\[[Tt]urns? 1", text.strip().rpartition("\n")[2])
         found += 1
     answer = parse_json_answer(said, RESULTS)
     if answer.text:
@@ -192,7 +219,7 @@ def check(text: str) -> int:
 
 def spelt_answer(text: str) -> str:
     """The last line that is not blank, without its marks, if it alone begins as an answer does."""
-    lines = [line for line in text.split("\n") if line.strip()] or [""]
+    lines = [line for line in spoken(text).split("\n") if line.strip()] or [""]
     begin = [line.startswith("Answer: ") and line[8:9].strip() != "" for line in lines]
     return MARKS.sub("", lines[-1][8:]).strip() if begin[-1] and not any(begin[:-1]) else ""
 

@@ -52,6 +52,11 @@ def ids(tokenizer: Any, text: str) -> list[int]:
     return found
 
 
+def test_half_of_a_character_is_read_as_unknown() -> None:
+    encoder = PromptEncoder(byte_tokenizer(), chat_template=False)
+    assert encoder.encode_text("a \ud800 b\udfff") == encoder.encode_text("a \ufffd b\ufffd") != []
+
+
 def test_bytes_stay_bytes() -> None:
     plain, tokenizer = of_bytes(), with_added(of_bytes())
     encoder = PromptEncoder(tokenizer, chat_template=False)

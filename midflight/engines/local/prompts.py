@@ -7,6 +7,7 @@ repeats its ids.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from jinja2 import TemplateError
@@ -15,6 +16,7 @@ from midflight.engines.base import Message
 
 KEPT_CHARACTERS = 4_000_000
 """Of texts whose ids are kept, where each text counts for 20 more: about 50 MB of English."""
+_HALVES = re.compile("[\ud800-\udfff]")
 _SENTINEL = "\ue000{}\ue001"
 
 
@@ -33,9 +35,13 @@ class PromptEncoder:
         self._added = {token: text for token, text in added.items() if text.replace("▁", "").strip()}
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of `text` as plain text: no added tokens are recognised, but those of spaces alone."""
+        """Ids of `text` as plain text: no added tokens are recognised, but those of spaces alone.
+
+        Half of a surrogate pair, which JSON and tools can spell and tokenizers refuse, is read as U+FFFD.
+        """
         ids = self._parts.get(text)
         if ids is None:
+            text = text if text.isascii() else _HALVES.sub("\ufffd", text)
             ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
             if not self._added.keys().isdisjoint(ids):  # that splits those alone that are marked as special
                 ids = self._without_added(text)
