@@ -183,8 +183,14 @@ async def test_eval_says_how_many_questions_a_spent_budget_left_out(tmp_path: Pa
     async with served(answer) as server:
         recipe = str(written(tmp_path, server.base_url))
         code, out, err = await command("eval", recipe, "budget.tokens=60", "--json")
-    assert code == 0 and json.loads(out)["stop_reasons"] == {"budget": 1} and json.loads(out)["accuracy"]["mean"] == 0
+        one = (tmp_path / "tasks.jsonl").read_text()
+        (tmp_path / "tasks.jsonl").write_text(one + one.replace('"q"', '"r"'))
+        part = await command("eval", recipe, "budget.tokens=150", "evaluation.concurrency=1", "--json")
+    assert code == 1 and json.loads(out)["stop_reasons"] == {"budget": 1} and json.loads(out)["accuracy"] is None
+    assert "midflight: nothing was measured: all ended as budget" in err.splitlines()
     assert "budget spent: 1 trajectories ended without an answer, counted wrong" in err
+    assert (part[0], json.loads(part[1])["stop_reasons"]) == (0, {"finished": 1, "budget": 1})
+    assert json.loads(part[1])["accuracy"]["mean"] == 0.5
 
 
 @pytest.mark.asyncio

@@ -73,7 +73,7 @@ def evaluate(
 ) -> None:
     """Measure a model on the recipe's held-out questions; without --model that of a run folder given as recipe.
 
-    Exit code 1 where infrastructure failures left nothing to score.
+    Exit code 1 where infrastructure failures or a spent budget left nothing to score.
     """
     check_model(model)
     refuse_training(overrides or (), "eval")
@@ -90,10 +90,11 @@ def evaluate(
     progress = Progress()
     text, data = evaluate_model(settings, model, progress)
     print(json.dumps(data) if as_json else text)
+    lost = losses(data["infrastructure"], data["n"], data["infrastructure_reasons"])
+    if data["accuracy"] is None:
+        why = lost if data["infrastructure"] else f"all ended as {', '.join(data['stop_reasons'])}"
+        raise InfrastructureError(f"nothing was measured: {why}")
     if data["infrastructure"]:
-        lost = losses(data["infrastructure"], data["n"], data["infrastructure_reasons"])
-        if data["accuracy"] is None:
-            raise InfrastructureError(f"nothing was measured: {lost}")
         progress.note(lost)
 
 

@@ -191,7 +191,8 @@ def _continued(
         built.close()
     stops, reasons = Counter(one.stop_reason for one in made), infrastructure_reasons(made)
     if nothing_scored(stops):
-        lost = losses(stops[StopReason.INFRASTRUCTURE], len(made), reasons)
+        failed = stops[StopReason.INFRASTRUCTURE]
+        lost = losses(failed, len(made), reasons) if failed else f"all continuations ended as {', '.join(stops)}"
         raise InfrastructureError(f"trajectory {record.id}: nothing was measured: {lost}")
     done = Continuing(how.continuations, model, seed, how.tools)
     return Credited(record, credit, done, recipe.agent.planner.temperature, reasons)

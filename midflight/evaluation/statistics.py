@@ -174,8 +174,8 @@ def counted_reward(item: Scored) -> float:
 
 
 def nothing_scored(stops: Collection[str]) -> bool:
-    """Whether trajectories that ended for these reasons were all lost, any of them to an infrastructure failure."""
-    return StopReason.INFRASTRUCTURE in stops and all(StopReason(stop).lost for stop in stops)
+    """Whether trajectories that ended for these reasons were all lost, to whatever."""
+    return len(stops) > 0 and all(StopReason(stop).lost for stop in stops)
 
 
 def infrastructure_reasons(trajectories: Iterable[Trajectory]) -> dict[str, int]:

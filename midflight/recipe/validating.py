@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from midflight.engines.config import EngineConfig
 from midflight.recipe.config import Recipe, RecipeError
 
 COMMON_NAMES = {
@@ -54,6 +56,12 @@ def validate(data: Mapping[str, Any]) -> Recipe:
         raise RecipeError(_reason(data, error)) from None
 
 
+SECRET = re.compile(
+    r"(?:^|[._-])(?:(?:api_?)?key|token|secret|password)(?:$|[._-])|^engines\..*\.base_url", re.IGNORECASE
+)
+"""Paths of values that are a secret, or may hold one by mistake: they are not shown."""
+
+
 def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
     """Refuse unknown keys with the nearest valid one, and values that would be read as something else."""
     for key, value in data.items():
@@ -61,6 +69,8 @@ def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
         field = model.model_fields.get(key)
         if field is None:
             hint = _nearest(key, model, prefix)
+            if SECRET.search(path) or model is EngineConfig:
+                raise RecipeError(f"{path}: unknown key; {hint}")
             while isinstance(value, Mapping) and len(value) == 1:  # spell out what was under the misspelt section
                 ((below, value),) = value.items()
                 path += f".{below}"
@@ -78,6 +88,8 @@ def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
             _walk(value, section, f"{path}.")
         elif isinstance(value, Mapping) and value and typing.get_origin(field.annotation) is not dict:
             below = next(iter(value))
+            if SECRET.search(path):
+                raise RecipeError(f"{path}: it is a value, not a section; set {path} itself")
             raise RecipeError(
                 f"{path}.{below} = {show(value[below])}: {path} is a value, not a section; set {path} itself"
             )
@@ -133,7 +145,7 @@ def _reason(data: Mapping[str, Any], error: ValidationError) -> str:
     path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
         return f"{path}: missing; the recipe must set it"
-    value = show(first["input"])
+    value = "..." if SECRET.search(path) else show(first["input"])
     if path == "training.group_size" and first["type"] == "greater_than_equal":
         return f"{path} = {value}: a group of one always has advantage 0 (its reward is the mean); set it to 2 or more"
     if first["type"] in ("tuple_type", "list_type"):

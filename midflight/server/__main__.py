@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +25,7 @@ def main(
     model: Annotated[str, typer.Option(help="smollm2-135m, a run folder, a model folder or a Hub name.")],
     name: Annotated[str | None, typer.Option(help="What clients call it. Default: the model.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
     context_length: Annotated[int, typer.Option(help="Most tokens of prompt and answer.")] = 2048,
     chat_template: Annotated[bool, typer.Option(help="Apply the model's, to chat requests.")] = True,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
@@ -41,11 +42,22 @@ def main(
     def load(folder: Path) -> LocalEngine:
         return local_engine(recipe, load_trained(recipe, str(folder), lambda line: print(line, file=sys.stderr))[0])
 
+    try:
+        with socket.create_server((host, port), family=_family(host)):  # to fail before a model is loaded
+            pass
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: {error.strerror or error}; name another") from None
     server = ModelServer(name or model, load(Path(recipe.model.name)), load, key=key)
     try:
         asyncio.run(_serve(server, host, port))
+    except OSError as error:  # taken meanwhile
+        raise UserError(f"--host {host} --port {port}: {error.strerror or error}; name another") from None
     except KeyboardInterrupt:  # here, for typer would end with 130 whichever the signal
         os._exit(128 + signals.interrupted_by())  # the engine's thread may be in the middle of a batch
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 async def _serve(server: ModelServer, host: str, port: int) -> None:
@@ -57,10 +69,13 @@ async def _serve(server: ModelServer, host: str, port: int) -> None:
         server.close()
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command()(main)
+
 if __name__ == "__main__":
     signals.catch()
     try:
-        typer.run(main)
+        app()
     except UserError as error:
         print(f"midflight.server: {error}", file=sys.stderr)
         sys.exit(2)

@@ -72,7 +72,14 @@ def test_modules_share_an_engine_by_name(recipe: Path) -> None:
             "engines.judge.provider=gpt",
             "engines.judge.provider = gpt: must be 'openai', 'vllm', 'litellm' or 'local'",
         ),
-        ("engines.judge.modle=m", "engines.judge.modle = m: unknown key; did you mean engines.judge.model?"),
+        ("engines.judge.modle=m", "engines.judge.modle: unknown key; did you mean engines.judge.model?"),
+        ("engines.judge.api_key=sk-1", "engines.judge.api_key: unknown key; did you mean engines.judge.api?"),
+        ("engines.judge.key_variable=[sk-1]", "engines.judge.key_variable = ...: must be a valid string; quote it"),
+        (
+            "engines.judge.key_variable.sk-1=1",
+            "engines.judge.key_variable: it is a value, not a section; set engines.judge.key_variable itself",
+        ),
+        ("engines.judge.base_url=[http://sk-1@h]", "engines.judge.base_url = ...: must be a valid string; quote it"),
         ("engines.judge.retries=-1", "engines.judge.retries = -1: must be greater than or equal to 0"),
         (
             "engines.judge.base_url=null",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pydantic import Field
 from midflight.agent.types import StopReason
 from midflight.errors import TrainingStopped, UserError
 from midflight.recipe import RecipeError
+from midflight.server.__main__ import app
 from midflight.store import RunFolder, Store, read_metrics
 from midflight.tasks.base import Task
 from tests.training.test_trainer import TASKS, recipe, run
@@ -30,6 +32,12 @@ def server(model: Path) -> Iterator[str]:
     yield process.stdout.readline().strip()
     process.terminate()
     process.wait(20)
+
+
+def test_a_port_that_is_taken_is_one_line_before_a_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError) as error:
+        app(["--model", "smollm2-135m", "--port", str(taken.getsockname()[1])], standalone_mode=False)
+    assert str(error.value).startswith("--host 127.0.0.1 --port ") and "Address already in use" in str(error.value)
 
 
 def on_server(url: str, model: Path) -> list[str]:
