@@ -147,7 +147,7 @@ class VllmEngine(ServedEngine):
         try:
             return await self.client.ask("/completions", body, read, tokens=tokens, before=self._before)
         except PromptRefused as error:
-            if "context length" in str(error).lower():
+            if error.too_long:
                 raise PromptTooLong(str(error)) from None
             raise
 
