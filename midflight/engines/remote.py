@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[ServedEngine, Sequence[ResponseCache]]:
-    """The engine, and what is to be closed behind it.
+def remote_engine(
+    name: str, settings: EngineConfig, ledger: Ledger, others: Sequence[str] = ()
+) -> tuple[ServedEngine, Sequence[ResponseCache]]:
+    """The engine, and what is to be closed behind it. `others` are keys that it takes out of what comes back, too.
 
     Raises:
         UserError: the key's environment variable is not set, or a package is missing.
@@ -53,6 +55,7 @@ def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[Se
             patience,
             endpoint,
             key=key,
+            others=others,
             base_url=settings.base_url,
             ledger=ledger,
             prices=prices,
@@ -60,7 +63,7 @@ def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[Se
         )
         return engine, closing
     assert settings.base_url is not None, "engine_rules lets no server without an address through"
-    client = Client(settings.base_url, patience, key=key)
+    client = Client(settings.base_url, patience, key=key, others=others)
     if settings.api == "embeddings":
         return EmbeddingEngine(name, client, endpoint, ledger=ledger, prices=prices), closing
     if settings.provider == "vllm":

@@ -338,6 +338,33 @@ def test_a_short_value_and_a_placeholder_are_no_secrets(value: str) -> None:
     assert not is_secret(value) and redact(text, [value]) == text and redact_all([text], [value]) == [text]
 
 
+def test_a_key_is_taken_out_however_a_text_quotes_it() -> None:
+    key = 'sk/1+2"3\\4&5'
+    for spelt in (
+        key,
+        "sk%2F1%2B2%223%5C4%265",
+        "sk%2f1%2b2%223%5c4%265",
+        "sk/1%2B2%223%5C4%265",
+        "sk/1+2&quot;3\\4&amp;5",
+        'sk/1+2"3\\4&amp;5',
+        'sk/1+2\\"3\\\\4&5',
+        'sk\\/1+2\\"3\\\\4&5',
+        repr(key)[1:-1],
+    ):
+        assert redact(f"a {spelt} b", [key]) == "a [key] b" and redact_all([spelt], [key]) == ["[key]"]
+
+
+@pytest.mark.asyncio
+async def test_a_key_that_the_wire_quotes_and_that_of_another_server_are_taken_out() -> None:
+    async with served(b"HTTP/1.1 sk-wi\\th-backslash\r\n\r\n", ok({"a": "sk-of-another"})) as server:
+        asking = Client(
+            server.base_url, Patience(Limits(retries=0)), key="sk-wi\\th-backslash", others=["sk-of-another"]
+        )
+        with pytest.raises(EngineGaveUp, match=r"not HTTP: 'HTTP/1.1 \[key\]'"):
+            await asking.ask("/x", {}, lambda answer: answer)
+        assert await asking.ask("/x", {}, lambda answer: answer) == {"a": "[key]"}
+
+
 def test_keys_are_taken_out_the_longest_first() -> None:
     assert redact("a k-345678 k-3456789 b", ["k-345678", "", None, "k-3456789"]) == "a [key] [key] b"
 

@@ -11,7 +11,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from types import CoroutineType
 from typing import Any, TypeVar
 from urllib.parse import urljoin
@@ -21,7 +21,7 @@ import pydantic_core
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http.patience import Patience, Transient
 from midflight.engines.http.wire import Pool, Reply, WireError
-from midflight.redacting import redact, redact_all
+from midflight.redacting import redact, redact_all, spellings
 
 T = TypeVar("T")
 
@@ -67,19 +67,22 @@ class NotThere(EngineGaveUp):
 
 
 class Client:
-    """One server. `key` is sent as a bearer token."""
+    """One server. `key` is sent as a bearer token; `others` are keys of other servers, which this one may know too."""
 
-    def __init__(self, base_url: str, patience: Patience, *, key: str | None = None) -> None:
+    def __init__(
+        self, base_url: str, patience: Patience, *, key: str | None = None, others: Iterable[str] = ()
+    ) -> None:
         self.base_url = base_url.rstrip("/")
         self.patience = patience
         self.pool = Pool(self.base_url)
-        self._key = key
+        self._keys = (key, *others)
+        self._spelt = [spelt.encode() for spelt in spellings(self._keys)]
         authorization = f"Authorization: Bearer {key}\r\n" if key else ""
         self._headers = f"{authorization}Accept: application/json\r\nContent-Type: application/json\r\n"
 
     def hide(self, text: str) -> str:
-        """`text` without the key."""
-        return redact(text, [self._key])
+        """`text` without the keys."""
+        return redact(text, self._keys)
 
     def ask(
         self,
@@ -151,13 +154,13 @@ class Client:
 
     def _without_key(self, value: Any, body: bytes) -> Any:
         """`value`, which `body` is the JSON of; where nothing is spelt with a backslash, a look at that tells."""
-        if self._key is None or (b"\\" not in body and self._key.encode() not in body):
-            return value
-        return redact_all(value, [self._key])
+        if self._spelt and (b"\\" in body or any(spelt in body for spelt in self._spelt)):
+            return redact_all(value, self._keys)
+        return value
 
     def _refused(self, reply: Reply, path: str) -> None:
         """Raises what the status means; with 200 there is an error in place of an answer, whose code is the status."""
-        codes, said = _said(_decoded(reply), self._key)
+        codes, said = _said(_decoded(reply), self._keys)
         long_words = any(words in said.lower() for words in _LONG_WORDS)
         said, status = _line(self.hide(said)), reply.status
         message = f"{self.base_url}: HTTP {status}{f': {said}' if said else ''}"
@@ -214,12 +217,12 @@ def _is_error(body: bytes) -> bool:
     return bool(answer.get("error")) or answer.get("object") == "error"
 
 
-def _said(body: str, key: str | None) -> tuple[set[str], str]:
-    """Code and type, and the message, of an error, as far as the body has them; `key` may still be in what is not
+def _said(body: str, keys: Iterable[str | None]) -> tuple[set[str], str]:
+    """Code and type, and the message, of an error, as far as the body has them; keys may still be in what is not
     JSON."""
     codes, said = set[str](), body
     try:
-        error = redact_all(json.loads(body), [key])
+        error = redact_all(json.loads(body), keys)
     except (ValueError, RecursionError):
         error = None
     if isinstance(error, dict):
