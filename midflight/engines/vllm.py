@@ -150,6 +150,11 @@ class VllmEngine(ServedEngine):
             if error.too_long:
                 raise PromptTooLong(str(error)) from None
             raise
+        except NotThere:
+            if self.endpoint.model != weights.model == self._weights.model:
+                lost = "the server has lost the adapter it was given: was it restarted? go on with --resume"
+                raise EngineGaveUp(f"{self.name}: {lost}") from None
+            raise
 
     async def _read(
         self, answer: Any, request: GenerateRequest, prompt: Sequence[int], weights: _Weights
