@@ -316,7 +316,7 @@ def _engine(
     """One of the recipe's `engines`, and what is to be closed behind it."""
     settings = recipe.engines[name]
     if settings.provider != "local":
-        return remote_engine(name, settings, ledger, _keys(recipe))
+        return remote_engine(name, settings, ledger, _keys(recipe), say)
     say(f"loading {settings.model}")
     own = recipe.model.model_copy(update={"name": settings.model, "context_length": settings.context_length})
     other = recipe.model_copy(update={"model": own})

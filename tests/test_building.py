@@ -222,7 +222,7 @@ def test_what_was_made_is_closed_where_a_later_step_fails(monkeypatch: pytest.Mo
 def test_engines_that_were_made_are_closed_where_another_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Held()
 
-    def remote(name: str, settings: Any, ledger: Any, others: Any) -> Any:
+    def remote(name: str, settings: Any, ledger: Any, *more: Any) -> Any:
         if name == "two":
             raise UserError("no key")
         return ScriptedEngine([]), [server]
@@ -245,7 +245,7 @@ def test_engines_that_were_made_are_closed_where_another_cannot_be(monkeypatch: 
 def test_each_engine_takes_out_the_keys_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 
-    def remote(name: str, settings: Any, ledger: Any, others: list[str]) -> Any:
+    def remote(name: str, settings: Any, ledger: Any, others: list[str], say: Any) -> Any:
         given.append((name, others))
         return ScriptedEngine([]), []
 

@@ -241,7 +241,7 @@ async def test_use_is_counted_by_module_and_adds_up() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("said", [10**400, 10**30, MOST_TOKENS + 1, -1, True, 5.0, "5", None])
+@pytest.mark.parametrize("said", [10**400, 10**30, MOST_TOKENS + 1, 0, -1, True, 5.0, "5", None])
 async def test_a_count_that_is_none_is_estimated_and_money_stays_a_number(said: Any) -> None:
     ledger = Ledger(money=5.0)
     answer = {**chat("abcdef"), "usage": {"prompt_tokens": said, "completion_tokens": said}}
@@ -309,16 +309,10 @@ async def test_an_answer_that_is_refused_is_paid_for_as_far_as_it_says_and_a_ret
 
 
 @pytest.mark.asyncio
-async def test_a_cache_that_cannot_be_read_or_written_is_the_engines_failure(tmp_path: Path) -> None:
+async def test_a_cache_that_cannot_be_read_is_the_engines_failure(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     path.write_bytes(b"not a database at all" * 100)
-    spoilt = {
-        "garbage": None,
-        "no such column": "CREATE TABLE answers (key TEXT PRIMARY KEY, other TEXT)",
-        "no answer": "CREATE TABLE answers (key TEXT, answer TEXT); CREATE TRIGGER full BEFORE INSERT ON answers "
-        "BEGIN SELECT RAISE(ABORT, 'disk full'); END",
-    }
-    for how, script in spoilt.items():
+    for script in (None, "CREATE TABLE answers (key TEXT PRIMARY KEY, other TEXT)"):
         if script is not None:
             path.unlink()
             with closing(sqlite3.connect(path)) as connection:
@@ -329,10 +323,39 @@ async def test_a_cache_that_cannot_be_read_or_written_is_the_engines_failure(tmp
             for _ in range(2):
                 with pytest.raises(EngineGaveUp) as caught:
                     await asking.generate(ASKED)
-                assert f"the cache of answers, {path}: " in str(caught.value), how
+                assert f"the cache of answers, {path}: " in str(caught.value)
                 assert str(caught.value).endswith("; delete the file, or set the engine's cache: false")
-            assert len(server.requests) == asking.ledger.total.requests == (2 if how == "no answer" else 0)
+            assert server.requests == []
         cache.close()
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_cannot_be_kept_is_given_and_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midflight.engines.http.cache.BUSY_SECONDS", 0.05)
+    for how in ("disk full", "locked"):
+        path, said = tmp_path / f"{how}.sqlite", list[str]()
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.executescript("PRAGMA journal_mode = WAL; CREATE TABLE answers (key TEXT, answer TEXT)")
+            if how == "disk full":
+                other.executescript(
+                    "CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+                )
+            cache = ResponseCache(path, said.append)
+            async with served(ok(chat("fine"))) as server:
+                asking = engine(server, cache=cache)
+                await cache.get("opened", 5.0)
+                if how == "locked":
+                    other.execute("BEGIN IMMEDIATE")
+                drawn = await asyncio.gather(*(asking.generate(ASKED) for _ in range(3)))
+                assert [one.text for one in drawn] == ["fine"] * 3 and len(server.requests) == 3
+            cache.close()
+        advice = "delete the file, or set the engine's cache: false"
+        problem = "disk full" if how == "disk full" else "database is locked"
+        if how == "locked":
+            advice = "another process uses the file: wait for its end, or set the engine's cache: false"
+        assert said == [f"warning: the cache of answers, {path}: {problem}; {advice}; no more answers are kept"]
 
 
 @pytest.mark.asyncio
