@@ -34,6 +34,7 @@ from midflight.loading import load_named, load_trained
 from midflight.progress import Progress
 from midflight.recipe import Recipe, RecipeError
 from midflight.recipe.config import ModuleConfig, PlannerConfig
+from midflight.recipe.engine_rules import too_slow
 from midflight.recipe.tool_rules import has_frozen_models
 from midflight.sandbox.choose import shared_sandbox
 from midflight.sandbox.workspace import StartFiles
@@ -93,13 +94,12 @@ def context_of(recipe: Recipe, engine: Callable[[str | None], Engine | None]) ->
         return found
 
     options = recipe.agent.sandbox
-    variables = [settings.key_variable for settings in recipe.engines.values() if settings.key_variable is not None]
     servers = mcp_servers(recipe.agent.mcp_servers).values()
     return ToolContext(
         engine=ask,
         sandbox=lambda: shared_sandbox(options),
         files=StartFiles(Path(options.files)) if options.files else None,
-        keys=(*map(key_from, variables), *(key for server in servers for key in server.keys)),
+        keys=(*_keys(recipe), *(key for server in servers for key in server.keys)),
         keep=Path(options.keep) if options.keep else None,
     )
 
@@ -243,6 +243,8 @@ def build_agent(
         toolset = toolset_of(recipe, tools, asked)
         made.callback(toolset.close)
         say = (progress or Progress()).note
+        for line in too_slow(recipe, training=False):
+            say(line)
         named = found = engines_of(recipe, say)
         made.callback(close_all, named.closing)
         engine = recipe.agent.planner_engine
@@ -303,13 +305,18 @@ def engines_of(recipe: Recipe, say: Callable[[str], None] = lambda _: None) -> N
     return Named(of, tuple(closing), ledger, {name: _used(engine, "tools") for name, engine in made.items()})
 
 
+def _keys(recipe: Recipe) -> list[str]:
+    """Of all engines: a server may have seen another's."""
+    return [key_from(engine.key_variable) for engine in recipe.engines.values() if engine.key_variable is not None]
+
+
 def _engine(
     recipe: Recipe, name: str, ledger: Ledger, say: Callable[[str], None]
 ) -> tuple[LocalEngine | ServedEngine, Sequence[Closable]]:
     """One of the recipe's `engines`, and what is to be closed behind it."""
     settings = recipe.engines[name]
     if settings.provider != "local":
-        return remote_engine(name, settings, ledger)
+        return remote_engine(name, settings, ledger, _keys(recipe), say)
     say(f"loading {settings.model}")
     own = recipe.model.model_copy(update={"name": settings.model, "context_length": settings.context_length})
     other = recipe.model_copy(update={"model": own})

@@ -6,8 +6,13 @@ not to the JSON they came in, which may spell a key in another way, or a name of
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
+from urllib.parse import quote
 
 HIDDEN = "[key]"
 SHORTEST_KEY = 8
@@ -28,17 +33,15 @@ def is_secret(value: str) -> bool:
 
 
 def redact(text: str, keys: Iterable[str | None]) -> str:
-    """`text` without those of `keys` that are secrets."""
-    for key in _secrets(keys):
-        text = text.replace(key, HIDDEN)
-    return text
+    """`text` without those of `keys` that are secrets, however they are quoted."""
+    return _replaced(text, spellings(keys))
 
 
 def redact_cut(text: str, keys: Sequence[str]) -> str:
     """As `redact`, of a text that others may have cut with `...` in the middle of a key."""
     text = redact(text, keys)
     if text.endswith("..."):
-        for key in _secrets(keys):
+        for key in spellings(keys):
             for length in range(len(key) - 1, SHORTEST_PART - 1, -1):
                 if text.endswith(f"{key[:length]}..."):
                     return f"{text[: -length - 3]}{HIDDEN}..."
@@ -51,18 +54,36 @@ def redact_all(value: Any, keys: Iterable[str | None]) -> Any:
     Raises:
         RecursionError: it is nested too deep.
     """
-    found = _secrets(keys)
+    found = spellings(keys)
     return _without(value, found) if found else value
 
 
-def _secrets(keys: Iterable[str | None]) -> list[str]:
-    """The longest first, for one may be part of another."""
-    return sorted((key for key in keys if key and is_secret(key)), key=len, reverse=True)
+def spellings(keys: Iterable[str | None]) -> list[str]:
+    """Those of `keys` that are secrets, as they are and as texts quote them; the longest first, for one may be part of
+    another."""
+    found = {spelt for key in keys if key and is_secret(key) for spelt in _spellings(key)}
+    return sorted(found, key=lambda spelt: (-len(spelt), spelt))
+
+
+@lru_cache(maxsize=256)
+def _spellings(key: str) -> frozenset[str]:
+    """In addresses, HTML, JSON within text and Python: the key alone, where it is of letters, digits, `-` and `_`."""
+    quoted = json.dumps(key)[1:-1]
+    urls = {quote(key, safe=""), quote(key)}
+    urls |= {re.sub("%..", lambda code: code[0].lower(), url) for url in urls}
+    slashed = {key.replace("/", "\\/"), quoted.replace("/", "\\/")}
+    return frozenset({key, quoted, *urls, *slashed, html.escape(key), html.escape(key, quote=False), repr(key)[1:-1]})
+
+
+def _replaced(text: str, spelt: list[str]) -> str:
+    for one in spelt:
+        text = text.replace(one, HIDDEN)
+    return text
 
 
 def _without(value: Any, keys: list[str]) -> Any:
     if isinstance(value, str):
-        return redact(value, keys)
+        return _replaced(value, keys)
     if isinstance(value, list):
         return [_without(one, keys) for one in value]
     if isinstance(value, dict):

@@ -222,7 +222,7 @@ def test_what_was_made_is_closed_where_a_later_step_fails(monkeypatch: pytest.Mo
 def test_engines_that_were_made_are_closed_where_another_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Held()
 
-    def remote(name: str, settings: Any, ledger: Any) -> Any:
+    def remote(name: str, settings: Any, ledger: Any, *more: Any) -> Any:
         if name == "two":
             raise UserError("no key")
         return ScriptedEngine([]), [server]
@@ -240,3 +240,26 @@ def test_engines_that_were_made_are_closed_where_another_cannot_be(monkeypatch: 
     with pytest.raises(UserError, match="no key"):
         building.engines_of(recipe)
     assert server.closed == 1
+
+
+def test_each_engine_takes_out_the_keys_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def remote(name: str, settings: Any, ledger: Any, others: list[str], say: Any) -> Any:
+        given.append((name, others))
+        return ScriptedEngine([]), []
+
+    monkeypatch.setattr(building, "remote_engine", remote)
+    monkeypatch.setenv("ONE_KEY", "sk-one-1234")
+    monkeypatch.setenv("TWO_KEY", "sk-two-1234")
+    engine = "provider: openai, model: m, base_url: 'http://127.0.0.1:1/v1', key_variable:"
+    recipe = load_recipe(
+        "quickstart",
+        [
+            f"engines={{one: {{{engine} ONE_KEY}}, two: {{{engine} TWO_KEY}}}}",
+            "agent.verifier={kind: llm, engine: one}",
+            "agent.generator={kind: llm, engine: two}",
+        ],
+    )
+    building.engines_of(recipe)
+    assert given == [(name, ["sk-one-1234", "sk-two-1234"]) for name in ("one", "two")]

@@ -63,8 +63,8 @@ class EngineConfig(Section):
     attempt_seconds: float = Field(default=60.0, gt=0, le=MOST_SECONDS)
     """Time limit of one attempt."""
     total_seconds: float = Field(default=100.0, gt=0, le=MOST_SECONDS)
-    """Time limit of a request from when it is made: waiting for its turn, all attempts, the waits between them; below
-    `agent.max_seconds`."""
+    """Time limit of a request: all attempts, the waits between them and those the server asks for; below
+    `agent.max_seconds`. Waiting by `concurrency`, `requests_per_minute` or `tokens_per_minute` does not use it up."""
     prompt_price: float = Field(default=0.0, ge=0, le=1e12)
     """Money for a million prompt tokens, in your unit."""
     completion_price: float = Field(default=0.0, ge=0, le=1e12)

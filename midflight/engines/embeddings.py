@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from midflight.engines.base import EngineGaveUp, GenerateRequest, Generation, PromptTooLong
 from midflight.engines.http import Client, Ledger, Malformed, Prices, PromptRefused, said_tokens
-from midflight.engines.openai import estimated_tokens, says_too_long
+from midflight.engines.openai import estimated_tokens
 from midflight.engines.served import Endpoint, ServedEngine
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class EmbeddingEngine(ServedEngine):
         try:
             return await self.client.ask("/embeddings", body, read, tokens=tokens, before=self._before)
         except PromptRefused as error:
-            if says_too_long(error):
+            if error.too_long:
                 raise PromptTooLong(str(error)) from None
             raise
 

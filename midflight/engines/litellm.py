@@ -5,7 +5,7 @@ LiteLLM's own retries are off: `Patience` is the one place that asks again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from midflight.engines.base import EngineGaveUp, PromptTooLong
@@ -33,6 +33,7 @@ class LiteLLMEngine(TextEngine):
         endpoint: Endpoint,
         *,
         key: str | None = None,
+        others: Iterable[str] = (),
         base_url: str | None = None,
         **shared: Any,
     ) -> None:
@@ -45,7 +46,7 @@ class LiteLLMEngine(TextEngine):
             ) from None
         litellm.suppress_debug_info = True  # it prints where to give feedback
         self._litellm: Any = litellm
-        self._key = key
+        self._keys = (key, *others)
         self._fixed = {"api_key": key, "base_url": base_url, "num_retries": 0, "drop_params": False}
 
     def _asked(self, body: dict[str, Any], tokens: int, read: Callable[[Any], T], waited: float) -> Awaitable[T]:
@@ -63,12 +64,12 @@ class LiteLLMEngine(TextEngine):
                 raise Transient(self._hidden(error), wait) from None
             raise EngineGaveUp(f"{self.name}: {self._hidden(error)}") from None
         try:
-            return read(redact_all(said, [self._key]))
+            return read(redact_all(said, self._keys))
         except Malformed as error:
             raise Transient(f"{self.name}: the answer has {error}") from None
 
     def _hidden(self, error: Exception) -> str:
-        return " ".join(redact(f"{type(error).__name__}: {error}", [self._key]).split())[:MOST_SAID]
+        return " ".join(redact(f"{type(error).__name__}: {error}", self._keys).split())[:MOST_SAID]
 
 
 def _said(error: BaseException | None) -> tuple[bool, float]:

@@ -26,6 +26,7 @@ from midflight.engines.http import (
 from midflight.engines.http.cache import cache_key
 from midflight.engines.plain import as_chat, as_text
 from midflight.engines.served import GUIDANCE, Endpoint, ServedEngine, Structured
+from midflight.engines.vllm_answers import shown
 
 __all__ = ["Endpoint", "OpenAIEngine", "Structured", "TextEngine"]
 
@@ -35,15 +36,9 @@ _STRUCTURES: dict[Structured, Structure] = {
     "json_object": "json",
     "grammar": "grammar",
 }
-_TOO_LONG = ("context_length_exceeded", "context length", "context window", "maximum context", "prompt is too long")
 _Taken = tuple[Any, str, FinishReason]
 _BYTES_A_TOKEN = 3
 """Of text in general a token has more; code and numbers come close."""
-
-
-def says_too_long(error: PromptRefused) -> bool:
-    """Whether a server refuses a text for its length."""
-    return any(phrase in str(error).lower() for phrase in _TOO_LONG)
 
 
 def estimated_tokens(text: str) -> int:
@@ -109,7 +104,7 @@ class TextEngine(ServedEngine):
             try:
                 answer, text, finish = await self._asked(body, prompt + request.sampling.max_tokens, read, waited)
             except PromptRefused as error:
-                if says_too_long(error):
+                if error.too_long:
                     raise PromptTooLong(str(error)) from None
                 raise
             if self._cache is not None and key is not None:
@@ -204,9 +199,15 @@ def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:
         message = choice.get("message")
         text = message.get("content") if isinstance(message, dict) else None
         if text is None and isinstance(message, dict) and "content" in message:
+            if isinstance(refusal := message.get("refusal"), str) and refusal:
+                raise EngineGaveUp(f"the server's model refuses to answer: {shown(refusal)}")
             text = ""  # a model that spent all its tokens on thinking
+        elif isinstance(text, list):
+            text = _joined(text)
     else:
         text = choice.get("text")
+    if error := choice.get("error"):
+        raise Malformed(f"an error in its choice: {shown(error.get('message') if isinstance(error, dict) else error)}")
     if not isinstance(text, str):
         raise Malformed("no text in its choice")
     reason = choice.get("finish_reason")
@@ -217,6 +218,13 @@ def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:
     if isinstance(reason, str):
         raise EngineGaveUp(f"the server ended the answer for the reason {reason[:40]!r}")
     raise Malformed("no finish_reason in its choice")
+
+
+def _joined(parts: list[Any]) -> str | None:
+    """The text of a content in parts, without its thinking; None: it is not that."""
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    whole = all(isinstance(part, dict) for part in parts) and all(isinstance(text, str) for text in texts)
+    return "".join(map(str, texts)) if whole else None
 
 
 def _is_strict(schema: Any) -> bool:

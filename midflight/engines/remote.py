@@ -16,11 +16,19 @@ from midflight.paths import cache_folder
 from midflight.redacting import is_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
-def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[ServedEngine, Sequence[ResponseCache]]:
+def remote_engine(
+    name: str,
+    settings: EngineConfig,
+    ledger: Ledger,
+    others: Sequence[str] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[ServedEngine, Sequence[ResponseCache]]:
     """The engine, and what is to be closed behind it.
+
+    `others` are keys that it takes out of what comes back, too; `say` is told what goes wrong without harm.
 
     Raises:
         UserError: the key's environment variable is not set, or a package is missing.
@@ -44,7 +52,7 @@ def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[Se
         context_length=settings.context_length,
         max_tokens_field=settings.max_tokens_field,
     )
-    cache = ResponseCache(cache_folder() / "responses.sqlite") if settings.cache else None
+    cache = ResponseCache(cache_folder() / "responses.sqlite", say) if settings.cache else None
     prices = Prices(settings.prompt_price, settings.completion_price)
     closing = [] if cache is None else [cache]
     if settings.provider == "litellm":
@@ -53,6 +61,7 @@ def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[Se
             patience,
             endpoint,
             key=key,
+            others=others,
             base_url=settings.base_url,
             ledger=ledger,
             prices=prices,
@@ -60,7 +69,7 @@ def remote_engine(name: str, settings: EngineConfig, ledger: Ledger) -> tuple[Se
         )
         return engine, closing
     assert settings.base_url is not None, "engine_rules lets no server without an address through"
-    client = Client(settings.base_url, patience, key=key)
+    client = Client(settings.base_url, patience, key=key, others=others)
     if settings.api == "embeddings":
         return EmbeddingEngine(name, client, endpoint, ledger=ledger, prices=prices), closing
     if settings.provider == "vllm":

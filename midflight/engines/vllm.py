@@ -147,8 +147,13 @@ class VllmEngine(ServedEngine):
         try:
             return await self.client.ask("/completions", body, read, tokens=tokens, before=self._before)
         except PromptRefused as error:
-            if "context length" in str(error).lower():
+            if error.too_long:
                 raise PromptTooLong(str(error)) from None
+            raise
+        except NotThere:
+            if self.endpoint.model != weights.model == self._weights.model:
+                lost = "the server has lost the adapter it was given: was it restarted? go on with --resume"
+                raise EngineGaveUp(f"{self.name}: {lost}") from None
             raise
 
     async def _read(

@@ -5,6 +5,7 @@ Invariant: as in `rules`; and a key's value is never shown where a secret could 
 
 from __future__ import annotations
 
+import math
 import re
 from urllib.parse import urlsplit
 
@@ -63,6 +64,36 @@ def check_engines(recipe: Recipe, *, training: bool) -> None:
     _check_planner(recipe, training)
     _check_model_is_used(recipe, used)
     _check_budget(recipe)
+
+
+def too_slow(recipe: Recipe, *, training: bool) -> list[str]:
+    """A warning for each pace of an engine that cannot carry the trajectories at once within `agent.max_seconds`, if
+    each has one turn. It is no rule: how many turns there will be, and how many questions, nobody knows.
+    """
+    agent, settings = recipe.agent, recipe.training
+    together = {"evaluation.concurrency": recipe.evaluation.concurrency}
+    if training:
+        together["training.queries_per_step x group_size"] = settings.queries_per_step * settings.group_size
+    warnings = []
+    for name, engine in recipe.engines.items():
+        asking = [module.max_tokens for module in agent.language_models.values() if module.engine == name]
+        uses = {"requests_per_minute": ("requests", len(asking)), "tokens_per_minute": ("new tokens", sum(asking))}
+        for pace, (unit, amount) in uses.items():
+            rate = getattr(engine, pace)
+            if rate is None or not amount:
+                continue
+            seconds = 60 * amount / rate
+            carried = int(agent.max_seconds / seconds)
+            for key, count in together.items():
+                if count > carried:
+                    fewer = f"{key} to {carried} or less, or " if carried else ""
+                    needed = count * seconds
+                    warnings.append(
+                        f"warning: engines.{name}.{pace} = {rate:g}: too slow for {key} = {count} trajectories at "
+                        f"once, which take {needed:.0f} s with one turn each ({amount} {unit}), and agent.max_seconds "
+                        f"= {agent.max_seconds:g}; set {fewer}agent.max_seconds above {math.ceil(needed)}"
+                    )
+    return warnings
 
 
 def _use(recipe: Recipe, name: str, training: bool) -> str | None:

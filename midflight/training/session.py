@@ -30,6 +30,7 @@ from midflight.loading import load_named, load_trained, quiet_peft
 from midflight.progress import Progress
 from midflight.recipe import Recipe, resolved
 from midflight.recipe.config import TrainingConfig
+from midflight.recipe.engine_rules import too_slow
 from midflight.recipe.own import keep_tools, own_tools
 from midflight.recipe.resuming import save_recipe
 from midflight.recipe.tool_rules import has_frozen_models
@@ -81,6 +82,8 @@ class Session(ABC):
         toolset = toolset_of(recipe, tools, lambda name: self.frozen if name is None else named.by_name[name])
         made.callback(toolset.close)
         self.own_tools = own_tools(recipe, tools)
+        for line in too_slow(recipe, training=True):
+            progress.note(line)
         named = engines_of(recipe, progress.note)
         self.named, self.ledger = named.closing, named.ledger
         made.callback(close_all, named.closing)

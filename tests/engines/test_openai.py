@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import sqlite3
 import time
 from contextlib import closing
@@ -27,6 +29,7 @@ from midflight.engines.http import Client, Ledger, Limits, Patience, Prices, Res
 from midflight.engines.http.usage import MOST_TOKENS
 from midflight.engines.openai import Endpoint, OpenAIEngine
 from midflight.engines.plain import defused
+from midflight.server.wire import Answer
 from tests.engines.serving import Served, chat, error, ok, served
 
 ASKED = GenerateRequest((Message("system", ("a", "b")), Message("user", ("c",))), Sampling(0.0, max_tokens=9))
@@ -139,6 +142,57 @@ async def test_thinking_that_leaves_no_text_is_an_empty_text_and_a_filter_is_fin
 
 
 @pytest.mark.asyncio
+async def test_a_refusal_is_no_text_and_a_text_in_parts_is_one() -> None:
+    refusal = {"choices": [{"message": {"content": None, "refusal": "I cannot."}, "finish_reason": "stop"}]}
+    parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "4"}, {"type": "text", "text": "2"}]
+    whole = {"choices": [{"message": {"content": parts}, "finish_reason": "stop"}]}
+    async with served(ok(refusal), ok(whole)) as server:
+        with pytest.raises(EngineGaveUp, match="the server's model refuses to answer: 'I cannot.'"):
+            await engine(server).generate(ASKED)
+        assert (await engine(server).generate(ASKED)).text == "42"
+        assert len(server.requests) == 2
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("answer", "said", "times"),
+    [
+        ({"error": {"message": "Rate limit", "code": 429}}, "HTTP 200: Rate limit (2 attempts in", 2),
+        ({"object": "error", "message": "not loaded", "code": 40303}, "HTTP 200: not loaded (2 attempts in", 2),
+        ({"error": {"message": "who", "code": 401}}, "HTTP 200: who; check key_variable and what its key may do", 1),
+        ({"error": {"message": "pay", "code": 429, "type": "insufficient_quota"}}, "HTTP 200: pay", 1),
+        (
+            {
+                "choices": [
+                    {"error": {"message": "died", "code": 502}, "message": {"content": ""}, "finish_reason": "error"}
+                ]
+            },
+            "the answer has an error in its choice: 'died' (2 attempts in",
+            2,
+        ),
+    ],
+)
+async def test_an_error_in_place_of_an_answer_is_read_as_one(answer: Any, said: str, times: int) -> None:
+    async with served(ok(answer)) as server:
+        with pytest.raises(EngineGaveUp) as caught:
+            await engine(server).generate(ASKED)
+        assert said in str(caught.value) and len(server.requests) == times
+
+
+@pytest.mark.asyncio
+async def test_an_answer_from_elsewhere_or_in_another_coding_says_so() -> None:
+    moved = Answer(308, b"", {"Location": "https://elsewhere/v1/chat/completions"})
+    async with served(moved) as server:
+        with pytest.raises(
+            EngineGaveUp, match="HTTP 308; it names https://elsewhere/v1/chat/completions, and base_url"
+        ):
+            await engine(server).generate(ASKED)
+    async with served(Answer(200, gzip.compress(b"{}"), {"Content-Encoding": "gzip"})) as server:
+        with pytest.raises(EngineGaveUp, match="not JSON, but gzip, for which it was not asked"):
+            await engine(server).generate(ASKED)
+
+
+@pytest.mark.asyncio
 async def test_a_prompt_that_is_too_long_by_our_estimate_or_the_servers_word() -> None:
     async with served(error(400, "This model's maximum context length is 100 tokens")) as server:
         with pytest.raises(PromptTooLong, match="about 3 prompt tokens [+] max_tokens 9 exceed context_length 11"):
@@ -146,6 +200,23 @@ async def test_a_prompt_that_is_too_long_by_our_estimate_or_the_servers_word() -
         assert server.requests == []
         with pytest.raises(PromptTooLong, match="maximum context length is 100"):
             await engine(server, context_length=12).generate(ASKED)
+    full = "the request exceeds the available context size"
+    for refusal in (
+        Answer(400, json.dumps({"error": {"code": 400, "message": full}}).encode()),
+        Answer(
+            500, json.dumps({"error": {"code": 500, "message": "no", "type": "exceed_context_size_error"}}).encode()
+        ),
+        Answer(200, json.dumps({"error": {"message": "no", "code": "context_length_exceeded"}}).encode()),
+        error(400, "no", "context_length_exceeded"),
+        error(400, "The prompt (length 8357) is longer than the maximum model length of 8192"),
+        error(400, "Please reduce the length of the messages or completion."),
+        error(400, "The input token count (40000) exceeds the maximum number of tokens allowed (32768)."),
+        error(422, "Input validation error: `inputs` must have less than 4096 tokens. Given: 5000"),
+    ):
+        async with served(refusal) as server:
+            with pytest.raises(PromptTooLong):
+                await engine(server).generate(ASKED)
+            assert len(server.requests) == 1
     async with served(error(400, "bad")) as server:
         with pytest.raises(EngineGaveUp, match="HTTP 400: bad"):
             await engine(server).generate(ASKED)
@@ -170,7 +241,7 @@ async def test_use_is_counted_by_module_and_adds_up() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("said", [10**400, 10**30, MOST_TOKENS + 1, -1, True, 5.0, "5", None])
+@pytest.mark.parametrize("said", [10**400, 10**30, MOST_TOKENS + 1, 0, -1, True, 5.0, "5", None])
 async def test_a_count_that_is_none_is_estimated_and_money_stays_a_number(said: Any) -> None:
     ledger = Ledger(money=5.0)
     answer = {**chat("abcdef"), "usage": {"prompt_tokens": said, "completion_tokens": said}}
@@ -238,16 +309,10 @@ async def test_an_answer_that_is_refused_is_paid_for_as_far_as_it_says_and_a_ret
 
 
 @pytest.mark.asyncio
-async def test_a_cache_that_cannot_be_read_or_written_is_the_engines_failure(tmp_path: Path) -> None:
+async def test_a_cache_that_cannot_be_read_is_the_engines_failure(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     path.write_bytes(b"not a database at all" * 100)
-    spoilt = {
-        "garbage": None,
-        "no such column": "CREATE TABLE answers (key TEXT PRIMARY KEY, other TEXT)",
-        "no answer": "CREATE TABLE answers (key TEXT, answer TEXT); CREATE TRIGGER full BEFORE INSERT ON answers "
-        "BEGIN SELECT RAISE(ABORT, 'disk full'); END",
-    }
-    for how, script in spoilt.items():
+    for script in (None, "CREATE TABLE answers (key TEXT PRIMARY KEY, other TEXT)"):
         if script is not None:
             path.unlink()
             with closing(sqlite3.connect(path)) as connection:
@@ -258,10 +323,39 @@ async def test_a_cache_that_cannot_be_read_or_written_is_the_engines_failure(tmp
             for _ in range(2):
                 with pytest.raises(EngineGaveUp) as caught:
                     await asking.generate(ASKED)
-                assert f"the cache of answers, {path}: " in str(caught.value), how
+                assert f"the cache of answers, {path}: " in str(caught.value)
                 assert str(caught.value).endswith("; delete the file, or set the engine's cache: false")
-            assert len(server.requests) == asking.ledger.total.requests == (2 if how == "no answer" else 0)
+            assert server.requests == []
         cache.close()
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_cannot_be_kept_is_given_and_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("midflight.engines.http.cache.BUSY_SECONDS", 0.05)
+    for how in ("disk full", "locked"):
+        path, said = tmp_path / f"{how}.sqlite", list[str]()
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.executescript("PRAGMA journal_mode = WAL; CREATE TABLE answers (key TEXT, answer TEXT)")
+            if how == "disk full":
+                other.executescript(
+                    "CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+                )
+            cache = ResponseCache(path, said.append)
+            async with served(ok(chat("fine"))) as server:
+                asking = engine(server, cache=cache)
+                await cache.get("opened", 5.0)
+                if how == "locked":
+                    other.execute("BEGIN IMMEDIATE")
+                drawn = await asyncio.gather(*(asking.generate(ASKED) for _ in range(3)))
+                assert [one.text for one in drawn] == ["fine"] * 3 and len(server.requests) == 3
+            cache.close()
+        advice = "delete the file, or set the engine's cache: false"
+        problem = "disk full" if how == "disk full" else "database is locked"
+        if how == "locked":
+            advice = "another process uses the file: wait for its end, or set the engine's cache: false"
+        assert said == [f"warning: the cache of answers, {path}: {problem}; {advice}; no more answers are kept"]
 
 
 @pytest.mark.asyncio

@@ -103,3 +103,34 @@ async def test_what_waited_for_the_server_leaves_spread_over_the_first_wait() ->
     chances = iter([0.9, *(number / 10 for number in range(8))])
     times = await left(Limits(backoff=2.0), [1] * 9, first_is_refused, lambda: next(chances))
     assert times == [0.0, 30.0, 30.2, 30.4, 30.6, 30.8, 31.0, 31.2, 31.4, 31.8]  # the last is the refused one
+
+
+@pytest.mark.asyncio
+async def test_a_wait_for_ones_own_pace_does_not_use_up_the_total_time() -> None:
+    async def first_fails_after_a_second(number: int, timeline: Timeline) -> None:
+        await timeline.sleep(1.0)
+        if number == 0:
+            raise Transient("busy")
+
+    limits = Limits(requests_per_minute=6, total_seconds=5.0, retries=1)
+    assert await left(limits, [1] * 4, first_fails_after_a_second) == [0.0, 9.0, 19.0, 29.0, 39.0]
+
+
+@pytest.mark.asyncio
+async def test_who_is_cancelled_while_it_waits_has_used_nothing_of_the_pace() -> None:
+    timeline, times = Timeline(), list[float]()
+    patience = Patience(Limits(requests_per_minute=6), clock=timeline, sleep=timeline.sleep)
+
+    async def attempt() -> None:
+        times.append(timeline.now - 1000.0)
+
+    async def cancelled_after_five_seconds() -> None:
+        waiting = [asyncio.create_task(patience.run(attempt)) for _ in range(20)]
+        await timeline.sleep(5.0)
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+        await patience.run(attempt)
+
+    assert await timeline.run(cancelled_after_five_seconds()) == [None]
+    assert times == [0.0, 9.0]

@@ -94,6 +94,24 @@ def test_a_swap_goes_on_where_the_answer_to_it_was_lost(model: Path, tmp_path: P
     asyncio.run(all_of_it())
 
 
+def test_an_adapter_that_is_gone_is_said_to_be_lost_and_a_model_that_never_was_is_not(
+    model: Path, tmp_path: Path
+) -> None:
+    request = GenerateRequest((Message("user", ("abc",)),), Sampling(max_tokens=3))
+    gone = error(404, "The model does not exist.")
+
+    async def all_of_it() -> None:
+        async with served(gone, ok("Success"), ok({"success": True}), gone) as double:
+            engine = remote(double.base_url, model)
+            with pytest.raises(EngineGaveUp, match="HTTP 404: The model does not exist.; .* often ends in /v1"):
+                await engine.generate(request)
+            await engine.swap(tmp_path / "v1", 1)
+            with pytest.raises(EngineGaveUp, match="^sampler: the server has lost the adapter .* with --resume$"):
+                await engine.generate(request)
+
+    asyncio.run(all_of_it())
+
+
 def test_an_adapter_that_the_server_cannot_take_names_the_flags(model: Path, tmp_path: Path) -> None:
     async def all_of_it() -> None:
         async with served(error(500, "LoRA rank 16 is greater than max_lora_rank 8.")) as double:

@@ -21,6 +21,9 @@ from tests.engines.serving import served, whole
         (whole(b"2\r\n{}\r\n0\r\nTrailer: 1\r\n\r\n", b"Transfer-Encoding: chunked"), b"{}"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
         (whole(b"", b"Content-Length: 0"), b""),
+        (whole(b"{}", b"Content-Length: 2\r\nContent-Length: 2"), b"{}"),
+        (b"HTTP/1.1 103 Early Hints\r\nContent-Length: 1\r\n\r\n" + whole(b"{}", b"Content-Length: 2"), b"{}"),
+        (b"HTTP/1.1 103 Early Hints\r\nContent-Length: 1\r\n\r\n" + whole(b"{}", b"Connection: close"), b"{}"),
     ],
 )
 async def test_answers_are_read_however_they_are_sent(raw: bytes, body: bytes) -> None:
@@ -58,6 +61,11 @@ async def test_answers_are_read_however_they_are_sent(raw: bytes, body: bytes) -
         (whole(b"{}{}", b"Content-Length: 2"), "more came than the answer announced"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", "not HTTP: 'SSH-2.0-OpenSSH'"),
         (b"HTTP/1.1 banana\r\n\r\n", "not HTTP: 'HTTP/1.1 banana'"),
+        (whole(b"\r" * 70_000, b"Transfer-Encoding: chunked"), "a chunk's size in more than 65536 bytes"),
+        (whole(b"0\r\n" + b"x" * 70_000, b"Transfer-Encoding: chunked"), "trailers of more than 65536 bytes"),
+        (whole(b"{}", b"Transfer-Encoding: identity"), "not HTTP: transfer-encoding 'identity'"),
+        (whole(b"{}", b"Content-Length: 2\r\nContent-length: 3"), "not HTTP: content-lengths '2, 3'"),
+        (b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}", "not HTTP: lines that end in \\n alone"),
         (b"x" * 70_000, "headers of more than 65536 bytes"),
     ],
 )

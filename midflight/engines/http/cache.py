@@ -19,6 +19,9 @@ from midflight.engines.base import EngineGaveUp
 
 T = TypeVar("T")
 
+BUSY_SECONDS = 5.0
+"""So long another process may hold the file."""
+
 
 def cache_key(where: str, body: Mapping[str, Any]) -> str | None:
     """The key of a request to `where` (server and path); None: do not keep its answer."""
@@ -31,11 +34,14 @@ def cache_key(where: str, body: Mapping[str, Any]) -> str | None:
 class ResponseCache:
     """JSON answers by key in one SQLite file, read and written by a thread of its own.
 
+    `say` is told once where answers cannot be kept; no more are then.
+
     Raises:
-        EngineGaveUp: the file cannot be read or written, or is no such file; of `get` and `put`.
+        EngineGaveUp: the file cannot be read, or is no such file; of `get`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
+        self._say, self._keeps = say, True
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="midflight-cache")
@@ -53,14 +59,19 @@ class ResponseCache:
             ) from None
 
     async def put(self, key: str, answer: Any) -> None:
-        await self._done(self._put, key, json.dumps(answer))
+        """Keep an answer that is there, and given, whether that succeeds or not."""
+        try:
+            await self._done(self._put, key, json.dumps(answer))
+        except EngineGaveUp as problem:
+            self._say(f"warning: {problem}; no more answers are kept")
 
     async def _done(self, work: Callable[..., T], *given: str) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._worker, work, *given)
         except (sqlite3.Error, ValueError) as error:
+            advice = "another process uses the file: wait for its end" if "locked" in str(error) else "delete the file"
             raise EngineGaveUp(
-                f"the cache of answers, {self._path}: {error}; delete the file, or set the engine's cache: false"
+                f"the cache of answers, {self._path}: {error}; {advice}, or set the engine's cache: false"
             ) from None
 
     def close(self) -> None:
@@ -70,7 +81,7 @@ class ResponseCache:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            connection = sqlite3.connect(self._path, timeout=30.0, isolation_level=None)
+            connection = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
@@ -86,7 +97,13 @@ class ResponseCache:
         return None if row is None else json.loads(row[0])
 
     def _put(self, key: str, answer: str) -> None:
-        self._open().execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, answer))
+        if not self._keeps:
+            return
+        try:
+            self._open().execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, answer))
+        except sqlite3.Error:
+            self._keeps = False  # here, for those that wait behind it
+            raise
 
     def _close(self) -> None:
         if self._connection is not None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import email.utils
 import json
+import re
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from types import CoroutineType
 from typing import Any, TypeVar
 from urllib.parse import urljoin
@@ -20,7 +21,7 @@ import pydantic_core
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http.patience import Patience, Transient
 from midflight.engines.http.wire import Pool, Reply, WireError
-from midflight.redacting import redact, redact_all
+from midflight.redacting import redact, redact_all, spellings
 
 T = TypeVar("T")
 
@@ -28,6 +29,23 @@ TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """Statuses after which the same request may succeed."""
 FOR_GOOD = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes that servers send with status 429 and that waiting does not change."""
+TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+"""Codes and types of a request whose text is too long."""
+_LONG_WORDS = (
+    *TOO_LONG,
+    "context length",
+    "context window",
+    "context size",
+    "maximum context",
+    "maximum model length",
+    "maximum number of tokens allowed",
+    "prompt is too long",
+    "reduce the length of",
+    "`inputs` must have less than",
+    "`max_new_tokens` must be <=",
+)
+"""Servers that have no code for that say one of these."""
+MOVED = frozenset({301, 302, 303, 307, 308})
 MOST_SAID = 300
 """Characters of a server's error that are shown."""
 
@@ -37,7 +55,11 @@ class Malformed(Exception):
 
 
 class PromptRefused(EngineGaveUp):
-    """The server refuses the request as it is: a 400 or 413."""
+    """The server refuses the request as it is: a 400, 413 or 422; `too_long`: for the length of its text."""
+
+    def __init__(self, message: str, *, too_long: bool = False) -> None:
+        super().__init__(message)
+        self.too_long = too_long
 
 
 class NotThere(EngineGaveUp):
@@ -45,19 +67,22 @@ class NotThere(EngineGaveUp):
 
 
 class Client:
-    """One server. `key` is sent as a bearer token."""
+    """One server. `key` is sent as a bearer token; `others` are keys of other servers, which this one may know too."""
 
-    def __init__(self, base_url: str, patience: Patience, *, key: str | None = None) -> None:
+    def __init__(
+        self, base_url: str, patience: Patience, *, key: str | None = None, others: Iterable[str] = ()
+    ) -> None:
         self.base_url = base_url.rstrip("/")
         self.patience = patience
         self.pool = Pool(self.base_url)
-        self._key = key
+        self._keys = (key, *others)
+        self._spelt = [spelt.encode() for spelt in spellings(self._keys)]
         authorization = f"Authorization: Bearer {key}\r\n" if key else ""
         self._headers = f"{authorization}Accept: application/json\r\nContent-Type: application/json\r\n"
 
     def hide(self, text: str) -> str:
-        """`text` without the key."""
-        return redact(text, [self._key])
+        """`text` without the keys."""
+        return redact(text, self._keys)
 
     def ask(
         self,
@@ -115,32 +140,42 @@ class Client:
             answer: T = await found if isinstance(found, CoroutineType) else found
             return answer
         except Malformed as error:
+            if _is_error(reply.body):
+                self._refused(reply, path)
             raise Transient(self.hide(f"{self.base_url}: the answer has {error}")) from None
 
     def _json(self, reply: Reply) -> Any:
         try:
             return self._without_key(parsed(reply.body), reply.body)
         except (ValueError, RecursionError):
-            raise Transient(f"{self.base_url}: the answer is not JSON ({len(reply.body)} bytes)") from None
+            coding = reply.headers.get("content-encoding")
+            coded = "" if coding is None else f", but {_line(self.hide(coding))}, for which it was not asked"
+            raise Transient(f"{self.base_url}: the answer is not JSON{coded} ({len(reply.body)} bytes)") from None
 
     def _without_key(self, value: Any, body: bytes) -> Any:
         """`value`, which `body` is the JSON of; where nothing is spelt with a backslash, a look at that tells."""
-        if self._key is None or (b"\\" not in body and self._key.encode() not in body):
-            return value
-        return redact_all(value, [self._key])
+        if self._spelt and (b"\\" in body or any(spelt in body for spelt in self._spelt)):
+            return redact_all(value, self._keys)
+        return value
 
     def _refused(self, reply: Reply, path: str) -> None:
-        """Raises what the status means."""
-        code, said = _said(_decoded(reply), self._key)
-        said = _line(self.hide(said))
-        message = f"{self.base_url}: HTTP {reply.status}{f': {said}' if said else ''}"
-        if reply.status in TRANSIENT and code not in FOR_GOOD:
+        """Raises what the status means; with 200 there is an error in place of an answer, whose code is the status."""
+        codes, said = _said(_decoded(reply), self._keys)
+        long_words = any(words in said.lower() for words in _LONG_WORDS)
+        said, status = _line(self.hide(said)), reply.status
+        message = f"{self.base_url}: HTTP {status}{f': {said}' if said else ''}"
+        if status == 200:
+            status = next((int(code) for code in codes if re.fullmatch("[45][0-9][0-9]", code)), 500)
+        too_long = not codes.isdisjoint(TOO_LONG)
+        if status in TRANSIENT and not too_long and codes.isdisjoint(FOR_GOOD):
             raise Transient(message, retry_after(reply.headers.get("retry-after", "")))
-        if reply.status in (400, 413, 422):
-            raise PromptRefused(message)
-        if reply.status in (401, 403):
+        if status in (400, 413, 422) or too_long:
+            raise PromptRefused(message, too_long=too_long or long_words)
+        if status in (401, 403):
             message += "; check key_variable and what its key may do"
-        if reply.status in (404, 405):
+        if status in MOVED and "location" in reply.headers:
+            message += f"; it names {_line(self.hide(reply.headers['location']))}, and base_url has to be where it is"
+        if status in (404, 405):
             asked = urljoin(self.base_url, path[1:]) if path.startswith("//") else self.base_url + path
             raise NotThere(f"{message}; {asked} was asked for, base_url often ends in /v1")
         raise EngineGaveUp(message)
@@ -171,20 +206,33 @@ def _decoded(reply: Reply) -> str:
     return reply.body.decode("utf-8", "replace").replace("\0", "")
 
 
-def _said(body: str, key: str | None) -> tuple[str, str]:
-    """Code and message of an error, as far as the body has them; `key` may still be in what is not JSON."""
-    code, said = "", body
+def _is_error(body: bytes) -> bool:
+    """Whether an answer that is not as it should be is an error instead."""
     try:
-        error = redact_all(json.loads(body), [key])
+        answer = parsed(body)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(answer, dict) or "choices" in answer or "data" in answer:
+        return False
+    return bool(answer.get("error")) or answer.get("object") == "error"
+
+
+def _said(body: str, keys: Iterable[str | None]) -> tuple[set[str], str]:
+    """Code and type, and the message, of an error, as far as the body has them; keys may still be in what is not
+    JSON."""
+    codes, said = set[str](), body
+    try:
+        error = redact_all(json.loads(body), keys)
     except (ValueError, RecursionError):
         error = None
     if isinstance(error, dict):
         inner = error.get("error", error.get("detail", error))
         if isinstance(inner, dict):
-            code, said = str(inner.get("code") or inner.get("type") or ""), str(inner.get("message", inner))
+            codes = {str(inner[name]) for name in ("code", "type") if inner.get(name)}
+            said = str(inner.get("message", inner))
         else:
             said = str(inner)
-    return code, said
+    return codes, said
 
 
 def _line(said: str) -> str:

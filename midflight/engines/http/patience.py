@@ -38,8 +38,8 @@ class Limits:
         tokens_per_minute: prompt and answer, by estimate; None: as many as come.
         retries: further attempts after the first.
         attempt_seconds: time limit of one attempt.
-        total_seconds: time limit of a request from when it is made: waiting for its turn, all attempts, the waits
-            between them.
+        total_seconds: time limit of a request: all attempts, the waits between them and those that the server asked
+            for; waiting for a slot or for one's own pace, which is no fault of the server, does not use it up.
         backoff: the first wait is up to so many seconds, and at least half; it doubles with each. Over so many seconds
             those are spread, too, that wait for a time that the server named.
         most_backoff: no wait is longer, but for one that the server names.
@@ -94,16 +94,17 @@ class Patience:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop, self._slots = loop, _Slots(self.limits.concurrency)
-            self._deadlines = Deadlines()
-        began, count = self._clock() - waited, 0
-        end = began + self.limits.total_seconds
+            self._deadlines, self._pacing = Deadlines(), asyncio.Lock()
+        end, count = self._clock() - waited + self.limits.total_seconds, 0
         while True:
             count += 1
             if not self._slots.taken():
-                await self._slot(end)
+                wanted = self._clock()
+                await self._slots.wait()
+                end += self._clock() - wanted
             try:
                 if self._limited or self._closed_until > 0:
-                    await self._turn(tokens, end)
+                    end = await self._turn(tokens, end)
                 if before is not None:
                     before(count)
                 left = end - self._clock()
@@ -120,7 +121,7 @@ class Patience:
             finally:
                 self._slots.release()
             wait = self._wait(count, problem.retry_after)
-            failed, spent = f"{self._name}: {problem}", self._clock() - began
+            failed, spent = f"{self._name}: {problem}", self.limits.total_seconds - (end - self._clock())
             if count > self.limits.retries:
                 raise EngineGaveUp(f"{failed} ({count} attempts in {spent:.1f} s)")
             if spent + wait >= self.limits.total_seconds:
@@ -138,60 +139,51 @@ class Patience:
         longest: float = min(self.limits.backoff * 2.0 ** (count - 1), self.limits.most_backoff)
         return max(retry_after, longest * (0.5 + 0.5 * chance))
 
-    async def _slot(self, end: float) -> None:
-        """Wait for a slot.
+    async def _turn(self, tokens: int, end: float) -> float:
+        """Wait, in a slot, for a time when something may be asked; `end`, later by what the paces made it wait.
 
         Raises:
-            EngineGaveUp: none is free before `end`.
-        """
-        try:
-            async with asyncio.timeout(end - self._clock()):
-                await self._slots.wait()
-        except TimeoutError:
-            raise self._too_late(f"concurrency = {self.limits.concurrency}") from None
-
-    async def _turn(self, tokens: int, end: float) -> None:
-        """Wait, in a slot, for a time when something may be asked.
-
-        Raises:
-            EngineGaveUp: that is after `end`.
+            EngineGaveUp: the server's own time is after `end`.
         """
         while True:
+            moment = self._clock()
+            if self._closed_until > moment:
+                wait = self._closed_until + self.limits.backoff * self._jitter() - moment
+                moment += wait
+                if moment >= end:
+                    raise EngineGaveUp(
+                        f"{self._name}: its turn, by the server's Retry-After, would come after total_seconds = "
+                        f"{self.limits.total_seconds:g}{_enough(moment - end + self.limits.total_seconds)}"
+                    )
+                await self._sleep(wait)
+            if self._limited:
+                wanted = self._clock()
+                moment = await self._paced(tokens, moment)
+                end += self._clock() - wanted
+            if self._closed_until <= moment:
+                return end
+
+    async def _paced(self, tokens: int, moment: float) -> float:
+        """Wait, behind who came before, for a time from `moment` on when the paces let a request leave; that time.
+
+        Nothing is kept for those behind the first: who goes away has used nothing, and nor has who finds that the
+        server asked for a wait meanwhile.
+        """
+        async with self._pacing:
             now = self._clock()
-            moment = self._place(now, tokens, end)
+            moment = max(moment, now, *(pace.next for pace in self._paces))
             if moment > now:
                 await self._sleep(moment - now)
             if self._closed_until <= moment:
-                return
-
-    def _place(self, now: float, tokens: int, end: float) -> float:
-        """When a request may leave; the paces then keep that time for it. One that comes too late takes nobody's."""
-        moment = now
-        if self._closed_until > moment:
-            moment = self._closed_until + self.limits.backoff * self._jitter()
-            if moment >= end:
-                late = self._too_late("the server's Retry-After")
-                raise EngineGaveUp(f"{late}{_enough(moment - end + self.limits.total_seconds)}")
-        if self._limited:
-            paced = max(pace.next for pace in self._paces)
-            if paced > moment:
-                moment = paced
-                if moment >= end:
-                    raise self._too_late("requests_per_minute and tokens_per_minute")
-            for pace, amount in zip(self._paces, (1, tokens), strict=True):
-                pace.take(moment, amount)
-        return moment
+                for pace, amount in zip(self._paces, (1, tokens), strict=True):
+                    pace.take(moment, amount)
+            return moment
 
     def _late(self, left: float) -> str:
         """By when an attempt that began with so many seconds left of the total has no answer."""
         if self.limits.attempt_seconds < left:
             return f"within {self.limits.attempt_seconds:g} s"
         return f"by total_seconds = {self.limits.total_seconds:g}"
-
-    def _too_late(self, what: str) -> EngineGaveUp:
-        return EngineGaveUp(
-            f"{self._name}: its turn, by {what}, would come after total_seconds = {self.limits.total_seconds:g}"
-        )
 
 
 def _enough(seconds: float) -> str:

@@ -38,11 +38,13 @@ def _counted(said: object) -> int | None:
 
 
 def said_tokens(answer: object) -> tuple[int | None, int | None]:
-    """Prompt and completion tokens that a JSON answer says it took; None where it does not."""
+    """Prompt and completion tokens that a JSON answer says it took; None where it does not, or says that it took none
+    at all, which nothing does."""
     said = answer.get("usage") if isinstance(answer, dict) else None
     if not isinstance(said, dict):
         return None, None
-    return _counted(said.get("prompt_tokens")), _counted(said.get("completion_tokens"))
+    took, drew = _counted(said.get("prompt_tokens")), _counted(said.get("completion_tokens"))
+    return (took, drew) if took != 0 else (None, drew or None)
 
 
 @dataclass

@@ -320,6 +320,8 @@ class _Reading:
         if end < 0:
             if len(self._data) > MOST_HEAD:
                 raise WireError(f"headers of more than {MOST_HEAD} bytes")
+            if b"\n\n" in self._data:
+                raise WireError("not HTTP: lines that end in \\n alone")
             return False
         first, *lines = self._data[:end].decode("latin-1").split("\r\n")
         del self._data[: end + 4]
@@ -328,13 +330,18 @@ class _Reading:
         if not version.startswith("HTTP/1.") or not (code.isascii() and code.isdigit() and int(code) >= 100):
             raise WireError(f"not HTTP: {first!r}")
         self._status, self._headers = int(code), {}
+        self._length = self._chunks = None  # of the head before, if there was one
         for line in lines:
             name, _, value = line.partition(":")
             self._headers[name.strip().lower()] = value.strip()
+        if len(self._headers) < len(lines):
+            self._check_lengths(lines)
         self.keeps = self._headers.get("connection", "keep-alive").lower() != "close" and version != "HTTP/1.0"
         if self._status in (204, 304):
             self._length = 0
         elif "transfer-encoding" in self._headers:
+            if self._headers["transfer-encoding"].lower() != "chunked":
+                raise WireError(f"not HTTP: transfer-encoding {self._headers['transfer-encoding']!r}")
             self._chunks = []
         elif "content-length" in self._headers:
             announced = self._headers["content-length"]
@@ -347,15 +354,26 @@ class _Reading:
             self.keeps = False
         return True
 
+    def _check_lengths(self, lines: list[str]) -> None:
+        """Of headers of which some came twice."""
+        named = [line.partition(":") for line in lines]
+        lengths = {value.strip() for name, _, value in named if name.strip().lower() == "content-length"}
+        if len(lengths) > 1:
+            raise WireError(f"not HTTP: content-lengths {', '.join(sorted(lengths))!r}")
+
     def _chunked(self, chunks: list[bytes]) -> Reply | None:
         while True:
             end = self._data.find(b"\r\n")
+            if end > MOST_HEAD or (end < 0 and len(self._data) > MOST_HEAD):
+                raise WireError(f"a chunk's size in more than {MOST_HEAD} bytes")
             if end < 0:
                 return None
             size = self._size(bytes(self._data[:end]))
             if size == 0:
                 over = self._data.find(b"\r\n\r\n", end)  # behind trailers, if there are any
                 if over < 0:
+                    if len(self._data) > MOST_HEAD:
+                        raise WireError(f"trailers of more than {MOST_HEAD} bytes")
                     return None
                 if len(self._data) > over + 4:
                     raise WireError("more came than the answer announced")
