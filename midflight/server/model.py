@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from midflight.engines.base import EngineError, GenerateRequest, Generation, Message, PromptTooLong
+from midflight.engines.base import EngineError, EngineGaveUp, GenerateRequest, Generation, Message, PromptTooLong
 from midflight.engines.local import LocalEngine
 from midflight.errors import UserError
 from midflight.server import fields
@@ -173,8 +173,10 @@ async def _generate(
         return await engine.generate(request)
     except PromptTooLong as error:
         raise Refused(400, f"maximum context length exceeded: {error}") from None
-    except EngineError as error:
+    except EngineGaveUp as error:
         raise Refused(400, str(error)) from None
+    except EngineError as error:  # its own failure, which the same request may not meet again
+        raise Refused(500, str(error)) from None
 
 
 def _completion(kind: str, body: Any, choice: Any, drawn: Generation) -> dict[str, Any]:

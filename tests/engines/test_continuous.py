@@ -189,3 +189,40 @@ def test_a_failed_forward_fails_what_is_running_and_the_rest_goes_on(
         asyncio.run(engine.generate(LATE[0]))
     assert_same([asyncio.run(engine.generate(LATE[0]))], alone(folder, [LATE[0]]))
     engine.close()
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+def test_a_request_that_is_gone_is_not_drawn_to_its_end(folder: Path, continuous: bool) -> None:
+    engine = LocalEngine(load(str(folder)), chat_template=False, continuous=continuous)
+    long, beside = asked("x", grammar=NO_END, max_tokens=180), asked("hello", max_tokens=12)
+    forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal forwards
+        forwards += 1
+
+    engine.model.register_forward_pre_hook(count)
+
+    async def cancelled_meanwhile() -> Generation:
+        gone, other = asyncio.create_task(engine.generate(long)), asyncio.create_task(engine.generate(beside))
+        while forwards < 3:
+            await asyncio.sleep(0.001)
+        gone.cancel()
+        await asyncio.wait([gone])
+        found = await other
+        await engine.generate(asked("next", max_tokens=1))  # waits for what runs
+        return found
+
+    try:
+        found = asyncio.run(cancelled_meanwhile())
+    finally:
+        engine.close()
+    assert_same([found], alone(folder, [beside]))
+    assert engine.generated_tokens < 150
+
+
+def test_a_prompt_of_nothing_is_refused_before_it_meets_others(folder: Path) -> None:
+    engine = LocalEngine(load(str(folder)), chat_template=False)
+    with pytest.raises(EngineError, match="needs a prompt of at least one token"):
+        asyncio.run(engine.generate(GenerateRequest((Message("user", ("",)),), WARM)))
+    engine.close()

@@ -82,7 +82,9 @@ def decode(
     nodes: list[tuple[int, Node]],
     arrivals: Arrivals | None = None,
 ) -> None:
-    """Draw until every row has ended. Each of `nodes` comes with the row of `filled` that it goes on from.
+    """Draw until every row has ended, or its request is gone.
+
+    Each of `nodes` comes with the row of `filled` that it goes on from.
 
     A node takes one row of the cache; nodes split as their rows part, and leave as they end. A forward feeds every
     node as many tokens as the one with the fewest pending has; a node draws when it has none.
@@ -96,6 +98,7 @@ def decode(
             drawn = draw(logits[[place for place, _ in waiting]].float(), [node for _, node in waiting], masks)
             ongoing += [(waiting[index][0], node) for index, node in drawn]
         for place, node in ongoing:
+            node.leave()
             if node.done:
                 head = node.rows[0]
                 tree.add(

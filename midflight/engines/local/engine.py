@@ -23,6 +23,7 @@ import torch
 
 from midflight.engines.base import (
     EngineError,
+    EngineGaveUp,
     FinishReason,
     GenerateRequest,
     Generation,
@@ -110,9 +111,11 @@ class LocalEngine:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         if request.json_schema is not None:
-            raise EngineError("the local engine takes a grammar, not a JSON schema")
+            raise EngineGaveUp("the local engine takes a grammar, not a JSON schema")
         segments = [list(request.prompt_ids)] if request.prompt_ids else self._encoder.encode(request.messages)
         length = sum(map(len, segments))
+        if length == 0:
+            raise EngineGaveUp("the local engine needs a prompt of at least one token")
         if length + request.sampling.max_tokens > self._context:
             raise PromptTooLong(
                 f"prompt of {length} tokens + max_tokens {request.sampling.max_tokens} exceed "
@@ -123,7 +126,7 @@ class LocalEngine:
             if request.grammar:
                 self.masks.check(request.grammar)
         except GrammarError as error:
-            raise EngineError(str(error)) from error
+            raise EngineGaveUp(str(error)) from error
         row = Row(segments, dataclasses.replace(request.sampling, seed=seed), request.grammar, self._stop_ids)
         if request.sampling.stop:
             row.spells = partial(self.masks.spells, request.sampling.stop)
@@ -131,7 +134,11 @@ class LocalEngine:
         self._queue.append((row, request, future))
         if self._pump is None or self._pump.done():
             self._pump = asyncio.get_running_loop().create_task(self._run_batches())
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            row.gone = True
+            raise
 
     async def _run_batches(self) -> None:
         loop = asyncio.get_running_loop()

@@ -41,6 +41,7 @@ def _follow(model: Any, masks: Masks, node: Node, ids: list[int], past: Any) -> 
         for child in children[1:]:
             _follow(model, masks, child, list(ids), copy.deepcopy(past))
         node = children[0]
+        node.leave()
 
 
 def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,8 @@ class Row:
     supports: list[Ids] = field(default_factory=list)
     finish: FinishReason | None = None
     spells: Callable[[Sequence[int]], bool] | None = None
+    gone: bool = False
+    """Nobody waits for it any more; said from another thread, at any time."""
 
     def __post_init__(self) -> None:
         self.prompt: Ids = tuple(token for segment in self.segments for token in segment)
@@ -74,6 +76,12 @@ class Node:
                 row.supports.append(support)
             row.finish = FinishReason.STOP if stopped else FinishReason.LENGTH if spent else None
         self.pending.append(token)
+
+    def leave(self) -> None:
+        """End it where nobody waits for any of its rows."""
+        if not self.done and all(row.gone for row in self.rows):
+            for row in self.rows:
+                row.finish = FinishReason.LENGTH
 
     def settle(self, masks: Masks) -> None:
         """Take the tokens on which the grammar leaves no choice: they need no forward to be drawn."""
