@@ -48,9 +48,10 @@ class Chaos:
         if request.path == "/count":
             return Answer(200, json.dumps(self.count).encode())
         broken = self._draw.choice(FAULTS) if self._draw.random() < self._share else ""
-        self.count[broken or "good"] += 1
+        in_text = request.path.endswith("/chat/completions")
+        self.count[f"{'text' if in_text else 'tokens'}: {broken or 'good'}"] += 1
         body = json.loads(request.body)
-        answer = chat(body) if request.path.endswith("/chat/completions") else completion(body)
+        answer = chat(body) if in_text else completion(body)
         return await spoilt(broken, answer, request)
 
 
