@@ -90,11 +90,12 @@ def evaluate(
     progress = Progress()
     text, data = evaluate_model(settings, model, progress)
     print(json.dumps(data) if as_json else text)
-    lost = losses(data["infrastructure"], data["n"], data["infrastructure_reasons"])
-    if data["accuracy"] is None:
-        why = lost if data["infrastructure"] else f"all ended as {', '.join(data['stop_reasons'])}"
-        raise InfrastructureError(f"nothing was measured: {why}")
+    lost = f"all ended as {', '.join(data['stop_reasons'])}" if data["accuracy"] is None else ""
     if data["infrastructure"]:
+        lost = losses(data["infrastructure"], data["n"], data["infrastructure_reasons"])
+    if data["accuracy"] is None:
+        raise InfrastructureError(f"nothing was measured: {lost}")
+    if lost:
         progress.note(lost)
 
 

@@ -178,6 +178,11 @@ def nothing_scored(stops: Collection[str]) -> bool:
     return len(stops) > 0 and all(StopReason(stop).lost for stop in stops)
 
 
+def lost_to_infrastructure(stops: Collection[str]) -> bool:
+    """Whether they were all lost, any of them to an infrastructure failure."""
+    return StopReason.INFRASTRUCTURE in stops and nothing_scored(stops)
+
+
 def infrastructure_reasons(trajectories: Iterable[Trajectory]) -> dict[str, int]:
     """Why trajectories were lost to infrastructure failures, one line each, and how many, the most frequent first.
 

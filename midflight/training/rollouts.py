@@ -14,7 +14,7 @@ from midflight import looping
 from midflight.agent.flow import AgentFlow
 from midflight.agent.types import Query, StopReason, Trajectory
 from midflight.errors import TrainingStopped
-from midflight.evaluation.statistics import infrastructure_reasons, nothing_scored
+from midflight.evaluation.statistics import infrastructure_reasons, lost_to_infrastructure
 from midflight.recipe.resuming import going_on
 from midflight.rendering import losses
 from midflight.seeds import derive
@@ -91,6 +91,6 @@ def check_lost(what: str, trajectories: Sequence[Trajectory], run: RunFolder) ->
         if one.stop_reason is StopReason.BUDGET:
             raise TrainingStopped(f"{what}: {one.error}; go on with a larger budget: {going_on(run.path)}")
     stops = Counter(one.stop_reason for one in trajectories)
-    if nothing_scored(stops):
+    if lost_to_infrastructure(stops):
         lost = losses(stops[StopReason.INFRASTRUCTURE], len(trajectories), infrastructure_reasons(trajectories))
         raise TrainingStopped(f"{what}: {lost}; go on with: {going_on(run.path)}")

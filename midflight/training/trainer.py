@@ -13,7 +13,7 @@ from midflight import looping
 from midflight.agent.types import Trajectory
 from midflight.errors import TrainingStopped
 from midflight.evaluation.held_out import file_tasks, listed_tasks
-from midflight.evaluation.statistics import nothing_scored
+from midflight.evaluation.statistics import lost_to_infrastructure
 from midflight.progress import Bar, Progress
 from midflight.recipe import Recipe
 from midflight.recipe.own import keep_tasks, own_tools, with_own_tasks
@@ -183,7 +183,7 @@ class Trainer(Session):
                 cancel = None if timer is None else late
                 drawn = await collect(self.train_flow, tasks, self.settings.group_size, score, seed, keep, cancel)
                 groups += drawn
-                if nothing_scored({one.stop_reason for group in drawn for one in group.trajectories}):
+                if lost_to_infrastructure({one.stop_reason for group in drawn for one in group.trajectories}):
                     break  # engines on servers have tried again themselves
             check_lost(f"step {step}", [one for group in groups for one in group.trajectories], self.folder)
         except (asyncio.CancelledError, KeyboardInterrupt, TrainingStopped):

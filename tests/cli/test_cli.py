@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from midflight.recipe import load_recipe, resolved
 from tests.cli.lines import Stub, line
 from tests.training.recorded import act, entry, record_run
 
-NONE_LOST = {"n": 2, "infrastructure": 0}
+NONE_LOST = {"n": 2, "accuracy": {"mean": 0.5}, "infrastructure": 0}
 
 
 def test_train_prints_the_report(stub: Stub, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +159,7 @@ def test_eval_prints_a_table_or_json(stub: Stub, as_json: bool, capsys: pytest.C
     stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (f"{model} 50", NONE_LOST))
     stub("midflight.progress", Progress=object)
     assert run(["eval", "quickstart", "--model", "smollm2-135m", *(["--json"] if as_json else [])]) == 0
-    assert capsys.readouterr().out == ('{"n": 2, "infrastructure": 0}\n' if as_json else "smollm2-135m 50\n")
+    assert capsys.readouterr().out == (f"{json.dumps(NONE_LOST)}\n" if as_json else "smollm2-135m 50\n")
 
 
 @pytest.mark.usefixtures("no_work")

@@ -473,7 +473,13 @@ class Writing:
     """An executor that writes a file whatever the action."""
 
     async def execute(
-        self, action: Action, toolset: Toolset, seconds: float, seed: int | None = None, on_call: object = None
+        self,
+        action: Action,
+        toolset: Toolset,
+        seconds: float,
+        seed: int | None = None,
+        turn: int = 1,
+        on_call: object = None,
     ) -> Execution:
         tool = toolset.get("write_file")
         assert tool is not None
