@@ -115,11 +115,11 @@ def assemble(
 ) -> AgentFlow:
     """The flow of `recipe`: the planner on its engine, the other language models on their `own`, else on `frozen`."""
     agent = recipe.agent
-    examples = Path(agent.planner.examples).read_text(encoding="utf-8") if agent.planner.examples else ""
+    examples = Path(agent.planner.examples).read_text(encoding="utf-8-sig") if agent.planner.examples else ""
     temperature = agent.planner.temperature if training else agent.planner.eval_temperature
 
     def prompt(module: PlannerConfig | ModuleConfig) -> str:
-        return Path(module.prompt).read_text(encoding="utf-8") if module.prompt else ""
+        return Path(module.prompt).read_text(encoding="utf-8-sig") if module.prompt else ""
 
     def sampling(module: ModuleConfig) -> Sampling:
         return Sampling(temperature=module.temperature, max_tokens=module.max_tokens)

@@ -42,8 +42,8 @@ def template(name: str, own: str = "") -> Mapping[str, Template]:
 def template_fault(name: str, own: str) -> str | None:
     """Why a text cannot stand in for the template `name`, on one line; None when it can.
 
-    It has the same sections, and in each of them placeholders of the built-in one; `$tools`, `$schema` and `$format`
-    have to be where they are there.
+    It has the same sections, and in each of them placeholders of the built-in one; `$tools`, `$schema`, `$format`,
+    `$references` and `$turns_left` have to be where they are there.
     """
     known = template(name)
     names = _SECTION.findall(own)
@@ -64,7 +64,7 @@ def template_fault(name: str, own: str) -> str | None:
         there, allowed = set(text.get_identifiers()), set(known[section].get_identifiers())
         for placeholder in sorted(there - allowed):
             return f"has ${placeholder} in [{section}], which is not filled in; placeholders there: {_listed(allowed)}"
-        for placeholder in sorted((allowed - there) & {"tools", "schema", "format"}):
+        for placeholder in sorted((allowed - there) & {"tools", "schema", "format", "references", "turns_left"}):
             return f"lacks ${placeholder} in [{section}]"
     return None
 

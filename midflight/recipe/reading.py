@@ -207,7 +207,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
         RecipeError: unreadable, not YAML (with the line), a key given twice, or not a mapping.
     """
     try:
-        data = _parse(file.read_text(encoding="utf-8"))
+        data = _parse(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"recipe {file}: cannot be read: {error}") from None
     except RecipeError as error:

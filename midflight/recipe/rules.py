@@ -179,7 +179,7 @@ def _check_modules(recipe: Recipe) -> None:
                 f"{key}: there are no examples to choose from",
                 "set agent.planner.examples or remove it",
             )
-        blocks = worked_examples(Path(examples).read_text(encoding="utf-8")).blocks
+        blocks = worked_examples(Path(examples).read_text(encoding="utf-8-sig")).blocks
         if not all(block.startswith("Question:") for block in blocks):
             raise RecipeError(f'{key}: {examples} does not start with "Question:"; begin each example with such a line')
         if nearest > len(blocks):
@@ -190,7 +190,7 @@ def _text_of(key: str, file: str) -> str:
     if not Path(file).is_file():
         raise RecipeError(f"{key} = {file}: no such file; give a text file or null")
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{key} = {file}: cannot be read ({error}); give a text file in UTF-8") from None
 

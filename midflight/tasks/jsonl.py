@@ -44,7 +44,7 @@ def load_tasks(path: str | Path) -> list[Task]:
     if Path(path).exists() and not Path(path).is_file():
         raise TaskFileError(f"{path}: cannot read: not a regular file")
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise TaskFileError(f"{path}: cannot read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -154,10 +154,14 @@ def test_templates_of_a_user_have_what_the_built_in_ones_have(name: str) -> None
     for placeholder in ("tools", "schema", "format"):
         if f"${placeholder}" in text:
             assert template_fault(name, text.replace(f"${placeholder}", "")) == f"lacks ${placeholder} in [system]"
+    for placeholder, section in (("references", "system"), ("turns_left", "tail")):
+        if f"${placeholder}" in text:
+            gone = text.replace(f"${placeholder}", "")
+            assert template_fault(name, gone) == f"lacks ${placeholder} in [{section}]"
 
 
 def test_a_recipe_names_a_template_by_file_and_its_run_keeps_a_copy(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text(own_template("verifier"))
+    (tmp_path / "mine.txt").write_text(own_template("verifier"), encoding="utf-8-sig")  # as editors on Windows do
     (tmp_path / "bad.txt").write_text("x")
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
@@ -168,7 +172,7 @@ def test_a_recipe_names_a_template_by_file_and_its_run_keeps_a_copy(tmp_path: Pa
     assert loaded.agent.verifier.prompt == str(tmp_path / "mine.txt")
     folder = RunFolder(tmp_path / "run").create()
     save_recipe(loaded, folder)
-    assert (folder.inputs / "agent-verifier-mine.txt").read_text() == own_template("verifier")
+    assert (folder.inputs / "agent-verifier-mine.txt").read_text(encoding="utf-8-sig") == own_template("verifier")
     assert load_recipe(str(folder.path)).agent.verifier.prompt == str(folder.inputs / "agent-verifier-mine.txt")
     bad = tmp_path / "bad.txt"
     for override, message in (

@@ -212,6 +212,14 @@ def test_the_verifier_sees_the_call_that_was_made() -> None:
     assert 'Arguments: {"a": "Chile", "b": "y"}' in prompt(engine.requests[0])
 
 
+def test_verifier_and_generator_draw_by_the_seed_of_their_trajectory_and_turn() -> None:
+    engine, query = ScriptedEngine([said("valid", "sufficient"), "Answer: x\n"]), Query("?", seed=5)
+    asyncio.run(LLMVerifier(engine).verify(query, Action("a", "pair", "x"), ToolResult("x"), Memory()))
+    asyncio.run(LLMGenerator(engine).generate(query, Memory(), ""))
+    seeds = [request.sampling.seed for request in engine.requests]
+    assert seeds == [request_seed(5, "verifier", 1), request_seed(5, "generator", 1)]
+
+
 def test_what_the_prompts_show_is_what_the_parsers_read() -> None:
     planner, verifier, generator = (template(name) for name in ("planner_full", "verifier", "generator"))
 

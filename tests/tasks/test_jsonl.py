@@ -34,6 +34,12 @@ def test_load(tmp_path: Path) -> None:
     ]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_question(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(GOOD), encoding="utf-8-sig")
+    assert load_tasks(path) == [Task("1", "Capital of Peru?", "Lima")]
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     tasks = [
         Task("1", "Capital\nof Per\u00fa?\u2028", "Lima", "exact", {"aliases": ["Ciudad de los Reyes"]}, "capital", 2),
