@@ -44,6 +44,8 @@ _SIMPLE_PATTERN = re.compile(rf"\^?((?:{_CLASS}|\({_CLASS}(?:\|\w+)*\))(?:\{{[1-
 _LINE = "[^ \\t\\r\\n][^\\r\\n]{0,%d}"
 _NUMBER = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]*\.[0-9]+|[0-9]+")
 _PLAIN_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_BLANKS = " \t\r\n"
+"""Of these alone no field is; the grammar has none that begins with one."""
 _EDGE = " \\t\\r\\n.,;:?!"
 _QUOTABLE = 2000
 """Characters of the question that can be quoted."""
@@ -70,7 +72,13 @@ def parse_action(generation: Generation, format: Style) -> tuple[Action | None, 
         return Action(fields.get("sub_goal", ""), FINISH, (fields.get("context") or "").strip()), ""
     match = (_COMPACT if format == "compact" else _FULL).fullmatch(text)
     if match is None or match["tool"] == FINISH:
-        return None, _EXPECTED[format]
+        thinks = format == "full" and ("<think>" in text or "</think>" in text)
+        return (
+            None,
+            f"{'a thought is one block from <think> to </think>, before the action; ' * thinks}{_EXPECTED[format]}",
+        )
+    if format == "full" and not (match["sub_goal"].strip(_BLANKS) and match["context"].strip(_BLANKS)):
+        return None, f"a sub-goal and a context are more than blanks; {_EXPECTED[format]}"
     return Action(match.groupdict().get("sub_goal", ""), match["tool"], match["context"]), ""
 
 

@@ -133,7 +133,9 @@ class LLMExecutor:
         try:
             arguments = parse_object(generation)
         except ValueError as error:
-            return _invalid(f"the arguments of {tool.name} are not one JSON object: {error}", generation)
+            wrote = cut_middle(one_line(generation.text), 200)
+            said = f"the arguments of {tool.name} are not one JSON object: {error}; written was: {wrote}"
+            return _invalid(said, generation)
         return await _validated_call(tool, toolset, arguments, seconds, on_call, generation)
 
 

@@ -34,7 +34,7 @@ ANSWER: /[^ \\t\\r\\n][^\\r\\n]*/
 MOST_SHOWN = 200
 """Characters of a text that holds no answer."""
 _ANSWER = re.compile(r"^Answer: (\S[^\n]*)(\n?)", re.MULTILINE)
-_TURN = r"\[[Tt]urns? (\d{1,9}(?:(?:, | and )(?:turn )?\d{1,9}){0,99})(?:: ([^\[\]\n]{1,500}))?\]"
+_TURN = r"\[[Tt]urns? (\d{1,9}(?:(?:, |; | and )(?:turn )?\d{1,9}){0,99})(?:: ([^\[\]\n]{1,500}))?\]"
 _MARK = re.compile(rf"(?<!\s)\s*{_TURN}")
 _CLAIM = ("text", "turns", "sources")
 _SCHEMA = object_schema(

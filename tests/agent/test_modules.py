@@ -198,6 +198,19 @@ def test_anything_else_in_front_is_a_text_of_another_format(before: str) -> None
     assert written(f'{before}{{"a": "x", "b": "y"}}')[0].result.error is ErrorKind.INVALID_ARGUMENTS
 
 
+def test_what_is_wrong_is_said_so_that_it_can_be_mended() -> None:
+    def problem(text: str) -> str:
+        return parse_action(Generation(text, FinishReason.STOP), "full")[1]
+
+    expected = problem("look")
+    assert problem("<think>\nhm") == f"a thought is one block from <think> to </think>, before the action; {expected}"
+    assert problem("hm</think>\nSub-goal: a\nTool: b\nContext: c").endswith(f"before the action; {expected}")
+    assert problem("Sub-goal:  \nTool: b\nContext: c") == f"a sub-goal and a context are more than blanks; {expected}"
+    assert problem("Sub-goal: a\nTool: b\nContext:  \n") == f"a sub-goal and a context are more than blanks; {expected}"
+    result = written("I would say\nx and y")[0].result
+    assert result.text.endswith("Expecting value: line 1 column 1 (char 0); written was: I would say x and y")
+
+
 @pytest.mark.parametrize("reason", ["Reason:", "Reason: ", "Reason:  \n"])
 def test_a_verdict_that_has_nothing_to_say_stops(reason: str) -> None:
     text = "Result: valid\nMemory: sufficient\nContradictions: none\n" + reason
@@ -294,7 +307,12 @@ def test_answers_and_their_claims() -> None:
 @pytest.mark.parametrize(
     ("mark", "turns"),
     [("[turn 1, turn 2]", (1, 2)), ("[turns 1, 3]", (1, 3)), ("[Turn 2]", (2,)), ("[turns 3 and 1]", (3, 1))]
-    + [("[turn 2: the city of Lima]", (2,)), ("[turn 9, turn 2]", (2,)), ("[turn 1; turn 2]", None), ("[turns]", None)],
+    + [
+        ("[turn 2: the city of Lima]", (2,)),
+        ("[turn 9, turn 2]", (2,)),
+        ("[turn 1; turn 2]", (1, 2)),
+        ("[turns]", None),
+    ],
 )
 def test_a_mark_names_one_turn_or_more(mark: str, turns: tuple[int, ...] | None) -> None:
     wanted = Answer("x", (Claim("x", turns),)) if turns else Answer(f"x {mark}", (Claim(f"x {mark}", ()),))

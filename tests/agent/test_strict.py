@@ -88,7 +88,7 @@ WHOLE = [
     '{"answer": "x. No. y", "claims": []}',
     '{"a": 0.1, "b": [-1e308, {"c": 12345678901234567890}], "d": 2.5}',
 ]
-MARKS = re.compile(r"(?<!\s)\s*\[[Tt]urns? \d{1,9}((, | and )(turn )?\d{1,9}){0,99}(: [^\n\[\]]{1,500})?\]")
+MARKS = re.compile(r"(?<!\s)\s*\[[Tt]urns? \d{1,9}((, |; | and )(turn )?\d{1,9}){0,99}(: [^\n\[\]]{1,500})?\]")
 RESULTS = {1: "x"}
 TURNS = 3
 JSON_ERRORS = (ValueError, RecursionError)
