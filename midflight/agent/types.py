@@ -48,7 +48,8 @@ class StopReason(StrEnum):
     INFRASTRUCTURE = "infrastructure"
     """An engine, judge or sandbox failed after retries. Left out of the group and counted; never a reward of 0."""
     BUDGET = "budget"
-    """The run's budget of tokens or money was spent before the trajectory ended. Likewise left out and counted."""
+    """The run's budget of tokens or money was spent before the trajectory ended. Likewise; an evaluation counts
+    it wrong, as it does INFRASTRUCTURE."""
 
     @property
     def lost(self) -> bool:

@@ -21,7 +21,7 @@ from midflight.errors import did_you_mean
 from midflight.recipe.config import IdleKey, Recipe, RecipeError
 from midflight.recipe.own import check_kept_tools
 from midflight.recipe.rules import check, is_task_file
-from midflight.recipe.validating import SECRET, show, validate
+from midflight.recipe.validating import not_a_section, validate
 from midflight.rendering import plain
 from midflight.store.folder import RunFolder
 from midflight.store.seals import newest_whole
@@ -271,9 +271,7 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
             below = here[name] = {}
         if not isinstance(below, dict):
             above = ".".join(parents[: index + 1])
-            if SECRET.search(above):
-                raise RecipeError(f"{above}: it is a value, not a section; set {above} itself")
-            raise RecipeError(f"{key} = {show(value)}: {above} is a value, not a section; set {above} itself")
+            raise RecipeError(not_a_section(above, key, value))
         here = below
     here[last] = value
 

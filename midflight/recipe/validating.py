@@ -57,7 +57,7 @@ def validate(data: Mapping[str, Any]) -> Recipe:
 
 
 SECRET = re.compile(
-    r"(?:^|[._-])(?:(?:api_?)?key|token|secret|password)(?:$|[._-])|^engines\..*\.base_url", re.IGNORECASE
+    r"(?:^|[._-])(?:(?:api_?)?keys?|token|secrets?|passwords?)(?:$|[._-])|^engines\..*\.base_url", re.IGNORECASE
 )
 """Paths of values that are a secret, or may hold one by mistake: they are not shown."""
 
@@ -69,30 +69,26 @@ def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
         field = model.model_fields.get(key)
         if field is None:
             hint = _nearest(key, model, prefix)
-            if SECRET.search(path) or model is EngineConfig:
-                raise RecipeError(f"{path}: unknown key; {hint}")
             while isinstance(value, Mapping) and len(value) == 1:  # spell out what was under the misspelt section
                 ((below, value),) = value.items()
                 path += f".{below}"
                 hint = hint.removesuffix("?") + f".{below}?" if hint.endswith("?") else hint
-            raise RecipeError(f"{path} = {show(value)}: unknown key; {hint}")
+            hidden = model is EngineConfig or SECRET.search(path)
+            raise RecipeError(f"{path if hidden else stated(path, value)}: unknown key; {hint}")
         kinds = _members(field.annotation)
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         named = named_section(field.annotation)
         if named is not None and isinstance(value, Mapping):
             for name, inner in value.items():
                 if not isinstance(inner, Mapping):
-                    raise RecipeError(f"{path}.{name} = {show(inner)}: must be a section of key: value pairs")
+                    given = f"{path}.{name}" if named is EngineConfig else stated(f"{path}.{name}", inner)
+                    raise RecipeError(f"{given}: must be a section of key: value pairs")
                 _walk(inner, named, f"{path}.{name}.")
         elif isinstance(value, Mapping) and section is not None:
             _walk(value, section, f"{path}.")
         elif isinstance(value, Mapping) and value and typing.get_origin(field.annotation) is not dict:
             below = next(iter(value))
-            if SECRET.search(path):
-                raise RecipeError(f"{path}: it is a value, not a section; set {path} itself")
-            raise RecipeError(
-                f"{path}.{below} = {show(value[below])}: {path} is a value, not a section; set {path} itself"
-            )
+            raise RecipeError(not_a_section(path, f"{path}.{below}", value[below]))
         if isinstance(value, bool) and bool not in kinds and {int, float} & set(kinds):
             raise RecipeError(f"{path} = {show(value)}: must be a number")
 
@@ -156,6 +152,18 @@ def _reason(data: Mapping[str, Any], error: ValidationError) -> str:
     if first["type"] == "string_type":
         message += "; quote it"
     return f"{path} = {value}: {message}"
+
+
+def stated(path: str, value: Any) -> str:
+    """`path = value`; of what may be a secret the path alone."""
+    return path if SECRET.search(path) else f"{path} = {show(value)}"
+
+
+def not_a_section(path: str, below: str, value: Any) -> str:
+    """What is wrong where `below` is set, in a `path` that is a value."""
+    if SECRET.search(path):  # what is below it may be the secret itself
+        return f"{path}: it is a value, not a section; set {path} itself"
+    return f"{stated(below, value)}: {path} is a value, not a section; set {path} itself"
 
 
 def show(value: Any) -> str:

@@ -43,7 +43,8 @@ def main(
         return local_engine(recipe, load_trained(recipe, str(folder), lambda line: print(line, file=sys.stderr))[0])
 
     try:
-        with socket.create_server((host, port), family=_family(host)):  # to fail before a model is loaded
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.create_server(address[:2], family=family):  # to fail before a model is loaded
             pass
     except OSError as error:
         raise UserError(f"--host {host} --port {port}: {error.strerror or error}; name another") from None
@@ -54,10 +55,6 @@ def main(
         raise UserError(f"--host {host} --port {port}: {error.strerror or error}; name another") from None
     except KeyboardInterrupt:  # here, for typer would end with 130 whichever the signal
         os._exit(128 + signals.interrupted_by())  # the engine's thread may be in the middle of a batch
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 async def _serve(server: ModelServer, host: str, port: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ class ModelServer:
         async def load() -> str:
             if name in self._engines:
                 raise Refused(400, f"The lora adapter '{name}' has already been loaded.")
-            if not (path / "adapter_config.json").is_file():
+            if not os.path.isfile(path / "adapter_config.json"):  # Path's own raises for a name that is too long
                 raise Refused(404, f"lora_path {path}: no adapter there")
             try:
                 self._engines[name] = await asyncio.to_thread(self._load, path)

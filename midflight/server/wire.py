@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -94,7 +95,7 @@ class _Connection(asyncio.Protocol):
         headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         words = first.split(" ")
         length = headers.get("content-length", "0")
-        if len(words) != 3 or not (length.isascii() and length.isdigit()) or int(length) > MOST_BODY:
+        if len(words) != 3 or not re.fullmatch("[0-9]{1,18}", length) or int(length) > MOST_BODY:
             self._transport.write(Answer(400, b"{}").encoded())
             self._transport.close()
             return

@@ -68,7 +68,7 @@ def test_modules_share_an_engine_by_name(recipe: Path) -> None:
             "engines.Big={provider: local, model: smollm2-135m}",
             "engines.Big: an engine's name is of small letters, digits, '_' and '-'; rename it",
         ),
-        ("engines.judge=gpt", "engines.judge = gpt: must be a section of key: value pairs"),
+        ("engines.judge=sk-1", "engines.judge: must be a section of key: value pairs"),
         (
             "engines.judge.provider=gpt",
             "engines.judge.provider = gpt: must be 'openai', 'vllm', 'litellm' or 'local'",
@@ -144,6 +144,16 @@ def test_modules_share_an_engine_by_name(recipe: Path) -> None:
 )
 def test_an_engine_that_is_wrong(recipe: Path, override: str, message: str) -> None:
     assert refused(recipe, override) == message
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["engine.judge.api_key=sk-1", "engines.judge.api.key=sk-1", "api_keys.judge=sk-1", "engines.judge.token=sk-1"]
+    + ["engines.judge.whatever=sk-1", "engines.judge.key_variable={sk-1: 1}", "agent.password=sk-1"],
+)
+def test_what_may_be_a_key_is_not_shown(recipe: Path, override: str) -> None:
+    said = refused(recipe, override)
+    assert "sk-1" not in said and ("unknown key" in said or "is a value, not a section" in said), said
 
 
 def test_a_key_put_in_place_of_its_variable_is_not_repeated(recipe: Path) -> None:
