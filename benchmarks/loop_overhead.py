@@ -12,9 +12,10 @@ once. Every trajectory takes all its turns, and all of them are under way from t
 - kb_per_trajectory: resident memory that is added until all trajectories are in their last turn, over their number,
   with all at once;
 - ratio_to_thread_pool: the wall time of the same work in 16 threads that wait for each answer, over ours;
-- ratios, stolen_seconds: of each repeat, the ratio to the ideal, and the processor time that the host of a virtual
-  machine gave to others meanwhile, all cores together. Client and server wait for it: what a repeat with 0.1 s and more
-  of it shows is the host.
+- ratios, ms_per_turn, stolen_seconds: of each repeat, the ratio to the ideal, the overhead, and the processor time that
+  the host of a virtual machine gave to others meanwhile, all cores together. Client and server wait for the last: what a
+  repeat with 0.1 s and more of it shows is the host. The overhead is of the same work each time, so where it changes from
+  repeat to repeat the processor does, as one that is shared with others.
 
 All but the thread pool is done --repeats times in a row; a figure is the median, kb_per_trajectory the largest (later
 repeats find memory that earlier ones have left).
@@ -207,6 +208,7 @@ def measure(count: int, turns: int, at_once: int, repeats: int, pool: bool) -> d
         "ratio_to_thread_pool": None if in_pool is None else round(in_pool / wall, 1),
         "ratio_with_bound": round(median(run.wall_bound for run in runs) / (ideal * max(count / at_once, 1.0)), 3),
         "ratios": [round(run.wall / ideal, 3) for run in runs],
+        "ms_per_turn": [round(1000 * run.worked / (count * turns), 3) for run in runs],
         "stolen_seconds": [round(run.stolen, 2) for run in runs],
         "turns": turns,
         "concurrency": at_once,

@@ -51,8 +51,8 @@ def solve(
         trajectory = looping.run(built.flow.run(Query(question, seed=settings.seed), on_turn=show))
     finally:
         built.close()
-    for line in built.ledger.lines():
-        progress.note(line)
+        for line in built.ledger.lines():  # of what was interrupted, too
+            progress.note(line)
     if trajectory.answer is None:
         raise EngineError(
             f"no answer: {trajectory.stop_reason}: {trajectory.error or 'the run ended before one was made'}"

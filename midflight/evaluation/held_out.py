@@ -47,9 +47,9 @@ def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tup
             )
     finally:
         built.close()
+        for line in built.ledger.lines():  # of what was interrupted, too
+            progress.note(line)
     result = summarise(scored, resamples=recipe.evaluation.bootstrap, seed=recipe.seed)
-    for line in built.ledger.lines():
-        progress.note(line)
     if result.stop_reasons.get("budget") and not result.nothing_scored:
         progress.note(
             f"budget spent: {result.stop_reasons['budget']} trajectories ended without an answer, counted wrong"

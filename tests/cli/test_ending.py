@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.serving import served
+from tests.engines.serving import chat, ok, served
 from tests.test_on_servers import KEY, written
 
 PROGRAM = """
@@ -66,10 +66,10 @@ CASES = [
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("sent", "code", "line"), CASES)
 @pytest.mark.parametrize("command", ["solve", "eval", "tools"])
-async def test_a_signal_is_one_line_and_its_exit_code(
+async def test_a_signal_is_one_line_behind_what_was_used_and_its_exit_code(
     tmp_path: Path, command: str, sent: str, code: int, line: str
 ) -> None:
-    async with served(None) as server:
+    async with served(ok(chat("Sub-goal: multiply\nTool: calculator\nContext: 6 * 7")), None) as server:
         recipe = str(written(tmp_path, server.base_url))
         if command == "tools":
             (tmp_path / "mine.py").write_text(OWN)
@@ -77,6 +77,8 @@ async def test_a_signal_is_one_line_and_its_exit_code(
             found = await ended(sent, tmp_path, started, "tools", "run", "mine.py:wait", "text=x")
         else:
             arguments = ["solve", "x", "--recipe", recipe] if command == "solve" else ["eval", recipe]
-            found = await ended(sent, tmp_path, lambda: bool(server.requests), *arguments)
+            found = await ended(sent, tmp_path, lambda: len(server.requests) == 2, *arguments)
+            spent = "planner on strong: 1 requests, 7 prompt + 3 completion tokens"
+            assert [spent in said for said in found[1]].count(True) == 1, found
     assert found[0] == code and found[1][-1] == line
     assert not any("Traceback" in said for said in found[1]), found
