@@ -90,7 +90,12 @@ def agent(address: str, ledger: Ledger) -> tuple[AgentFlow, list[Client]]:
     planner = VllmEngine("planner", clients[0], Endpoint("m", api="completions"), byte_tokenizer(), ledger=ledger)
     generator = OpenAIEngine("generator", clients[1], Endpoint("m"), ledger=ledger)
     flow = AgentFlow(
-        LLMPlanner(planner.for_module("planner"), grammar=False, sampling=Sampling(temperature=0.7, max_tokens=200)),
+        LLMPlanner(
+            planner.for_module("planner"),
+            grammar=False,
+            direct=True,
+            sampling=Sampling(temperature=0.7, max_tokens=200),
+        ),
         DirectExecutor(),
         RuleVerifier(),
         LLMGenerator(generator.for_module("generator")),

@@ -13,9 +13,9 @@ once. Every trajectory takes all its turns, and all of them are under way from t
   with all at once;
 - ratio_to_thread_pool: the wall time of the same work in 16 threads that wait for each answer, over ours;
 - ratios, ms_per_turn, stolen_seconds: of each repeat, the ratio to the ideal, the overhead, and the processor time that
-  the host of a virtual machine gave to others meanwhile, all cores together. Client and server wait for the last: what a
-  repeat with 0.1 s and more of it shows is the host. The overhead is of the same work each time, so where it changes from
-  repeat to repeat the processor does, as one that is shared with others.
+  the host of a virtual machine gave to others meanwhile, all cores together. Client and server wait for the last: what
+  a repeat with 0.1 s and more of it shows is the host. The overhead is of the same work each time, so where it changes
+  from repeat to repeat the processor does, as one that is shared with others.
 
 All but the thread pool is done --repeats times in a row; a figure is the median, kb_per_trajectory the largest (later
 repeats find memory that earlier ones have left).
@@ -87,7 +87,7 @@ class BlockingEngine(OpenAIEngine):
 
 
 def flow_on(engine: Engine, turns: int) -> AgentFlow:
-    planner = LLMPlanner(engine, sampling=Sampling(temperature=0.7, max_tokens=200))
+    planner = LLMPlanner(engine, direct=True, sampling=Sampling(temperature=0.7, max_tokens=200))
     rules = (DirectExecutor(), RuleVerifier(), LastResultGenerator())
     return AgentFlow(planner, *rules, Toolset([Population()]), max_turns=turns, max_seconds=600, memory_tokens=2000)
 

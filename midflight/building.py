@@ -137,6 +137,7 @@ def assemble(
             nearest_examples=agent.planner.nearest_examples,
             grammar=agent.planner.grammar,
             grounded=agent.grounded,
+            direct=agent.executor.kind == "direct",
             sampling=Sampling(
                 temperature=temperature,
                 top_p=agent.planner.top_p,

@@ -70,6 +70,7 @@ class LLMPlanner:
     contexts. `examples` are worked examples for the system prompt, of which `nearest_examples` keeps those most like
     the question. `grammar` holds the text to the format. With `grounded` a context may name the result of turn n as
     `#n`, and the grammar holds contexts to such names and the question's words; `AgentFlow` has to be grounded too.
+    `direct` tells a planner in the full format that a context is the argument, as `DirectExecutor` takes it.
     """
 
     engine: Engine
@@ -78,6 +79,7 @@ class LLMPlanner:
     nearest_examples: int | None = None
     grammar: bool = True
     grounded: bool = False
+    direct: bool = False
     sampling: Sampling = field(default_factory=Sampling)
     prompt: str = ""
 
@@ -141,14 +143,17 @@ class LLMPlanner:
         known = _INSTRUCTIONS.get(toolset)
         if known is None:
             known = _INSTRUCTIONS[toolset] = {}
-        key = (self.format, self._json, self.grounded, self.prompt)
+        key = (self.format, self._json, self.grounded, self.direct, self.prompt)
         if key not in known:
             compact = self.format == "compact"
             sections = template(f"planner_{self.format}", self.prompt)
             tools = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
             references = sections["references"].substitute() + "\n" if self.grounded else ""
-            format = "" if compact else sections["json" if self._json else "format"].substitute()
-            known[key] = sections["system"].substitute(tools=tools, references=references, format=format) + "\n"
+            filled = {"tools": tools, "references": references}
+            if not compact:
+                filled["format"] = sections["json" if self._json else "format"].substitute()
+                filled["context"] = sections["direct" if self.direct else "context"].substitute()
+            known[key] = sections["system"].substitute(filled) + "\n"
         return known[key]
 
 
@@ -172,7 +177,7 @@ class LLMAnalyst:
         return (await self.engine.generate(GenerateRequest(messages, sampling))).text.strip()
 
 
-_INSTRUCTIONS: WeakKeyDictionary[Toolset, dict[tuple[str, bool, bool, str], str]] = WeakKeyDictionary()
+_INSTRUCTIONS: WeakKeyDictionary[Toolset, dict[tuple[str, bool, bool, bool, str], str]] = WeakKeyDictionary()
 """As long as a toolset lives."""
 
 

@@ -17,6 +17,7 @@ from midflight.seeds import derive
 
 __all__ = ["cut_middle", "fenced", "field", "one_line", "query_part", "request_seed", "template", "template_fault"]
 
+REQUIRED = {"tools", "schema", "format", "references", "context", "turns_left"}
 _SECTION = re.compile(r"^\[(\w+)\]\n", re.MULTILINE)
 _BUILT_IN = {
     file.name.removesuffix(".txt"): file.read_text(encoding="utf-8")
@@ -43,7 +44,7 @@ def template_fault(name: str, own: str) -> str | None:
     """Why a text cannot stand in for the template `name`, on one line; None when it can.
 
     It has the same sections, and in each of them placeholders of the built-in one; `$tools`, `$schema`, `$format`,
-    `$references` and `$turns_left` have to be where they are there.
+    `$references`, `$context` and `$turns_left` have to be where they are there.
     """
     known = template(name)
     names = _SECTION.findall(own)
@@ -64,7 +65,7 @@ def template_fault(name: str, own: str) -> str | None:
         there, allowed = set(text.get_identifiers()), set(known[section].get_identifiers())
         for placeholder in sorted(there - allowed):
             return f"has ${placeholder} in [{section}], which is not filled in; placeholders there: {_listed(allowed)}"
-        for placeholder in sorted((allowed - there) & {"tools", "schema", "format", "references", "turns_left"}):
+        for placeholder in sorted((allowed - there) & REQUIRED):
             return f"lacks ${placeholder} in [{section}]"
     return None
 

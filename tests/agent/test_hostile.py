@@ -154,7 +154,7 @@ def test_templates_of_a_user_have_what_the_built_in_ones_have(name: str) -> None
     for placeholder in ("tools", "schema", "format"):
         if f"${placeholder}" in text:
             assert template_fault(name, text.replace(f"${placeholder}", "")) == f"lacks ${placeholder} in [system]"
-    for placeholder, section in (("references", "system"), ("turns_left", "tail")):
+    for placeholder, section in (("references", "system"), ("context", "system"), ("turns_left", "tail")):
         if f"${placeholder}" in text:
             gone = text.replace(f"${placeholder}", "")
             assert template_fault(name, gone) == f"lacks ${placeholder} in [{section}]"

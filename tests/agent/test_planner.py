@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from midflight.agent import Action, LLMPlanner, Memory, Query, planner_grammar
 from midflight.agent.actions import parse_action, refers, render_action
+from midflight.building import assemble
 from midflight.engines.base import FinishReason, Generation, Sampling
 from midflight.engines.scripted import ScriptedEngine
+from midflight.recipe import load_recipe
 from midflight.tools import make_toolset
 from midflight.tools.base import Toolset
 from tests.agent.doubles import LookupTool, PairTool, population
@@ -212,3 +214,21 @@ def test_full_prompt_tells_schema_and_turns_left() -> None:
     assert user.parts == ("Question: Who?\n", "Turn 1. Turns left, this one included: 3.\nWrite the next action.")
     _, last = planner.messages(Query("Who?"), TOOLSET, Memory(), 1, "")
     assert last.parts[-1].startswith("Turn 1. This is the last turn")
+
+
+@pytest.mark.parametrize(
+    ("kind", "context"),
+    [
+        ("llm", "everything from the question and from earlier turns that its call depends on, since whoever"),
+        ("direct", "the value of its one required parameter and nothing else, since the tool gets it as you write it."),
+    ],
+)
+def test_the_full_prompt_says_who_reads_a_context(kind: str, context: str) -> None:
+    keys = ("agent.planner.format=full", "agent.planner.examples=null", "agent.grounded=false")
+    recipe = load_recipe("quickstart", (*keys, f"agent.executor.kind={kind}"))
+    engine = ScriptedEngine([])
+    flow = assemble(recipe, TOOLSET, engine, engine, training=False)
+    assert isinstance(flow.planner, LLMPlanner)
+    system, _ = flow.planner.messages(Query("Who?"), TOOLSET, Memory(), 3, "")
+    written = system.parts[0].partition("\ncontext that tool needs: ")[2]
+    assert written.partition("\n")[0] == context
