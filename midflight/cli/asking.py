@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,10 @@ from midflight import looping
 from midflight.cli.options import AskingOverrides, ModelOption, RecipeArgument, check_model, refuse, refuse_training
 from midflight.engines.base import EngineError
 from midflight.errors import InfrastructureError, UserError
-from midflight.recipe import load_recipe
+from midflight.recipe import Recipe, load_recipe
+from midflight.recipe.reading import no_equals
 from midflight.recipe.rules import EMBEDDED_MODEL
+from midflight.slips import SECRET, may_be_secret, place_in
 
 
 def solve(
@@ -26,10 +29,7 @@ def solve(
     """Answer one question, showing each turn as it happens."""
     if not question.strip():
         raise UserError("QUESTION is empty; write what to ask, in quotes")
-    words = [question, *(text for text in overrides or () if "=" not in text)]
-    if len(words) > 1:
-        quoted = shlex.join(["midflight", "solve", " ".join(words)])
-        raise UserError(f"{words[1]}: is no key=value, so quote the question: {quoted}")
+    _check_words(question, [text for text in overrides or () if "=" not in text])
     check_model(model)
     refuse_training(overrides or (), "solve")
     run_recipe = model if model is not None and (Path(model) / "recipe.yaml").is_file() else "quickstart"
@@ -63,6 +63,16 @@ def solve(
     for claim in trajectory.answer.claims:
         if not claim.supported:
             print(f"unsupported: {plain(claim.text)}")
+
+
+def _check_words(question: str, others: Sequence[str]) -> None:
+    """Refuse what stands behind the question and has no `=`: a change that lacks it, or the question's own words."""
+    for word in others[:1]:
+        place, asked = place_in(word), " ".join([question, *others])
+        if place.partition(".")[0] in Recipe.model_fields and "." in place or SECRET.search(place):
+            raise UserError(no_equals(word))
+        quoted = shlex.join(["midflight", "solve", "..." if may_be_secret("", asked) else asked])
+        raise UserError(f"{word}: is no key=value, so quote the question: {quoted}")
 
 
 def evaluate(
