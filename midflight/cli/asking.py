@@ -95,18 +95,16 @@ def evaluate(
 
     from midflight.evaluation.held_out import evaluate_model
     from midflight.progress import Progress
-    from midflight.rendering import losses
+    from midflight.rendering import losses, unscored
 
     progress = Progress()
     text, data = evaluate_model(settings, model, progress)
     print(json.dumps(data) if as_json else text)
-    lost = f"all ended as {', '.join(data['stop_reasons'])}" if data["accuracy"] is None else ""
-    if data["infrastructure"]:
-        lost = losses(data["infrastructure"], data["n"], data["infrastructure_reasons"])
     if data["accuracy"] is None:
-        raise InfrastructureError(f"nothing was measured: {lost}")
-    if lost:
-        progress.note(lost)
+        why = unscored(data["stop_reasons"], data["budget_spent"], data["infrastructure_reasons"])
+        raise InfrastructureError(f"nothing was measured: {why}")
+    if data["infrastructure"]:
+        progress.note(losses(data["infrastructure"], data["n"], data["infrastructure_reasons"]))
 
 
 def credit(

@@ -55,7 +55,8 @@ def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tup
     result = summarise(scored, resamples=recipe.evaluation.bootstrap, seed=recipe.seed)
     if result.stop_reasons.get("budget") and not result.nothing_scored:
         progress.note(
-            f"budget spent: {result.stop_reasons['budget']} trajectories ended without an answer, counted wrong"
+            f"budget spent: {result.stop_reasons['budget']} trajectories ended without an answer, counted wrong: "
+            f"{result.budget_spent}; set it higher"
         )
     used = {"usage": built.ledger.to_json()} if built.ledger.of else {}
     figures = result.to_json() | used
