@@ -4,7 +4,7 @@ Planner (token ids) and generator (chat) ask the same server, a process of its o
 stalls, drips, truncates, sends wrong schemas, wrong token counts and answers of stale weights. Every trajectory has a
 known reward: 1 for even numbers, 0 for odd ones. Counted:
 
-- lost: trajectories that did not end with a stop reason;
+- lost: trajectories that were asked for and did not come back with a stop reason; lost_to is what they raised;
 - unearned_rewards: rewards that are not the known one, or were given although a failure ended the trajectory;
 - key_shown: whether trajectories or the ledger have the key, which the server repeats in some errors; key_taken_out is
   how often a trajectory has what stands in its place;
@@ -17,6 +17,7 @@ Usage: python benchmarks/chaos.py [--json] [--trajectories 500] [--share 0.2] [-
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from midflight.engines.http import Client, Ledger, Limits, Patience
 from midflight.engines.openai import Endpoint, OpenAIEngine
 from midflight.engines.vllm import VllmEngine
 from midflight.rewards import score
+from midflight.seeds import derive
 from midflight.tasks.base import Task
 from midflight.tools import tool
 from midflight.tools.base import Toolset
@@ -106,29 +108,46 @@ def agent(address: str, ledger: Ledger) -> tuple[AgentFlow, list[Client]]:
     return flow, clients
 
 
-def judged(groups: Sequence[Group]) -> dict[str, Any]:
-    """Stop reasons, and what of the rewards is not as it has to be."""
+def judged(asked: int, found: Sequence[Group | BaseException]) -> dict[str, Any]:
+    """Stop reasons, what was lost of so many trajectories, and what of the rewards is not as it has to be."""
     reasons: Counter[str] = Counter()
     unearned = failed = unscored = 0
-    for group in groups:
+    for group in (one for one in found if isinstance(one, Group)):
         earned = 1.0 if int(group.task.id) % 2 == 0 else 0.0
         for trajectory, reward in zip(group.trajectories, group.rewards, strict=True):
-            reasons[StopReason(trajectory.stop_reason).value] += 1
+            if not isinstance(trajectory.stop_reason, StopReason):
+                continue
+            reasons[trajectory.stop_reason.value] += 1
             failed += trajectory.stop_reason.lost
             unscored += reward is None
             unearned += reward is not None and (trajectory.stop_reason.lost or reward != earned)
-    return {"stop_reasons": dict(reasons), "unearned": unearned, "failed": failed, "unscored": unscored}
+    return {
+        "lost": asked - reasons.total(),
+        "lost_to": dict(Counter(repr(one) for one in found if isinstance(one, BaseException))),
+        "stop_reasons": dict(reasons),
+        "unearned": unearned,
+        "failed": failed,
+        "unscored": unscored,
+    }
 
 
 async def run(
     address: str, tasks: Sequence[Task], ledger: Ledger, seed: int
-) -> tuple[list[Group], dict[str, int], int]:
-    """The groups, the requests that the server counted, by what it did to them, and those that were sent twice."""
+) -> tuple[list[Group | BaseException], dict[str, int], int]:
+    """What became of each trajectory, each collected by itself, so that one that raises takes none with it; the
+    requests that the server counted, by what it did to them, and those that were sent twice.
+    """
     flow, clients = agent(address, ledger)
-    groups = await collect(flow, tasks, GROUP, score, seed)
+    asked = [
+        collect(flow, [task], 1, score, derive(seed, number, member))
+        for number, task in enumerate(tasks)
+        for member in range(GROUP)
+    ]
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    found = [one if isinstance(one, BaseException) else one[0] for one in ended]
     counting = Client(address, Patience(Limits()))
     seen = await counting.ask("/count", None, dict, method="GET")
-    return groups, seen, sum(client.pool.replaced for client in clients)
+    return found, seen, sum(client.pool.replaced for client in clients)
 
 
 def measure(trajectories: int, share: float, seed: int) -> dict[str, Any]:
@@ -139,19 +158,19 @@ def measure(trajectories: int, share: float, seed: int) -> dict[str, Any]:
     ledger = Ledger()
     began = time.perf_counter()
     with chaos(share, seed) as address:
-        groups, seen, twice = looping.run(run(address, tasks, ledger, seed))
+        ended, seen, twice = looping.run(run(address, tasks, ledger, seed))
     seconds = time.perf_counter() - began
-    found = judged(groups)
     count = len(tasks) * GROUP
-    kept = repr(groups) + json.dumps(ledger.to_json())
+    found = judged(count, ended)
+    kept = repr(ended) + json.dumps(ledger.to_json())
     attempts = ledger.total.requests + ledger.total.retries + found["failed"] + twice
-    ended = sum(found["stop_reasons"].values())
     return {
         "trajectories": count,
-        "lost": count - ended,
+        "lost": found["lost"],
+        "lost_to": found["lost_to"],
         "unearned_rewards": found["unearned"],
         "stop_reasons": found["stop_reasons"],
-        "adds_up": ended == count and found["unscored"] == found["failed"] and attempts == sum(seen.values()),
+        "adds_up": not found["lost"] and found["unscored"] == found["failed"] and attempts == sum(seen.values()),
         "broken_requests": {name: number for name, number in sorted(seen.items()) if not name.endswith(": good")},
         "good_requests": sum(number for name, number in seen.items() if name.endswith(": good")),
         "retries": ledger.total.retries,
