@@ -18,7 +18,7 @@ from midflight.building import build_agent
 from midflight.errors import UserError
 from midflight.recipe import load_recipe
 from midflight.server.wire import Answer, Request
-from midflight.store import Store
+from midflight.store import NewTrajectory, Store
 from midflight.tasks.base import Task
 from tests.engines.serving import chat, error, ok, served
 
@@ -268,8 +268,8 @@ async def test_neither_store_nor_trajectory_nor_cache_nor_log_has_the_key(
     with Store(tmp_path / "store.sqlite") as store:
         run = store.start_run("r", {}, 0)
         task = Task("q", "What is 6 times 7?", "42", "numeric")
-        store.add_trajectory(
-            run, phase="x", step=None, group="g", member=0, task=task, trajectory=made, reward=1.0, advantage=None
+        store.add_trajectories(
+            run, [NewTrajectory(phase="x", step=None, group="g", member=0, task=task, trajectory=made, reward=1.0)]
         )
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(files) >= 4 and not any(KEY.encode() in file.read_bytes() for file in files)

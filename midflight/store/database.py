@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from midflight.agent.types import Trajectory
 from midflight.errors import DAMAGE, CannotWrite, UserError
 from midflight.store.codec import decode_object, decode_text, encode_id_sets, encode_json, encode_text, grammar_hash
 from midflight.store.entries import NewTrajectory, PhaseLine, RunRecord, TrajectoryLine, TrajectoryRecord
@@ -174,41 +173,12 @@ class Store:
             rows = self._connection.execute("SELECT step, metrics FROM steps WHERE run_id = ? ORDER BY step", (run_id,))
             return {row["step"]: None if row["metrics"] is None else decode_object(row["metrics"]) for row in rows}
 
-    def add_trajectory(
-        self,
-        run_id: int,
-        *,
-        phase: str,
-        step: int | None,
-        group: str,
-        member: int,
-        task: Task,
-        trajectory: Trajectory,
-        reward: float | None,
-        advantage: float | None,
-    ) -> int:
-        """Write one trajectory with all its turns; returns its id.
-
-        Raises:
-            ValueNotStorable: arguments of a call or options of a checker have no JSON form.
-            sqlite3.IntegrityError: there is no run `run_id`.
-        """
-        entry = NewTrajectory(
-            phase=phase,
-            step=step,
-            group=group,
-            member=member,
-            task=task,
-            trajectory=trajectory,
-            reward=reward,
-            advantage=advantage,
-        )
-        return self.add_trajectories(run_id, [entry])[0]
-
     def add_trajectories(self, run_id: int, entries: Iterable[NewTrajectory]) -> list[int]:
         """Write many trajectories in one transaction, all or none; returns their ids in order.
 
         Raises:
+            ValueNotStorable: arguments of a call or options of a checker have no JSON form.
+            sqlite3.IntegrityError: there is no run `run_id`.
             CannotWrite: the disk is full.
         """
         with self._transaction():

@@ -88,37 +88,18 @@ def count(store_path: Path, table: str) -> int:
 def test_a_trajectory_comes_back_equal_from_a_reopened_file(tmp_path: Path) -> None:
     with Store(tmp_path / "store.sqlite") as store:
         run_id = store.start_run("atlas", {"seed": 3, "model": {"name": "m"}}, 3)
-        first = store.add_trajectory(
-            run_id,
-            phase="train",
-            step=4,
-            group="g",
-            member=6,
-            task=TASK,
-            trajectory=FULL,
-            reward=0.5,
-            advantage=-0.5773502691896258,
-        )
-        second = store.add_trajectory(
-            run_id,
-            phase="before",
-            step=None,
-            group="g",
-            member=0,
-            task=TASK,
-            trajectory=BROKEN,
-            reward=None,
-            advantage=None,
-        )
+        full = replace(new(4, member=6), reward=0.5, advantage=-0.5773502691896258)
+        broken = replace(new(None, "before", BROKEN), reward=None, advantage=None)
+        first, second = store.add_trajectories(run_id, [full, broken])
     with Store(tmp_path / "store.sqlite") as store:
-        full, broken = store.trajectories(run_id)
+        one, two = store.trajectories(run_id)
         (run,) = store.runs()
-    assert (full.id, full.run_id, full.phase, full.step, full.group, full.member) == (first, run_id, "train", 4, "g", 6)
-    assert (full.reward, full.advantage) == (0.5, -0.5773502691896258)
-    assert full.task == TASK
-    assert full.trajectory == FULL
-    assert (broken.id, broken.step, broken.reward, broken.advantage) == (second, None, None, None)
-    assert broken.trajectory == BROKEN
+    assert (one.id, one.run_id, one.phase, one.step, one.group, one.member) == (first, run_id, "train", 4, "t1", 6)
+    assert (one.reward, one.advantage) == (0.5, -0.5773502691896258)
+    assert one.task == TASK
+    assert one.trajectory == FULL
+    assert (two.id, two.step, two.reward, two.advantage) == (second, None, None, None)
+    assert two.trajectory == BROKEN
     assert (run.name, run.seed, run.recipe) == ("atlas", 3, {"seed": 3, "model": {"name": "m"}})
 
 
