@@ -57,10 +57,15 @@ def main(
         os._exit(128 + signals.interrupted_by())  # the engine's thread may be in the middle of a batch
 
 
+def base_url(host: str, port: int) -> str:
+    """Where clients find the server; an IPv6 address stands in brackets."""
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
 async def _serve(server: ModelServer, host: str, port: int) -> None:
     try:
         async with serving(server.handle, host, port) as taken:
-            print(f"http://{host}:{taken}/v1", flush=True)
+            print(base_url(host, taken), flush=True)
             await asyncio.Event().wait()
     finally:
         server.close()
