@@ -49,6 +49,11 @@ def place_in(text: str) -> str:
     return ".".join(parts)
 
 
+def variable(name: str) -> str:
+    """The name of an environment variable, for a line that says what is not set; what may be a key is not shown."""
+    return name if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) else "... (not shown, for it may be a key and no name)"
+
+
 def without_keys(text: str) -> str:
     """`text` with `[key]` for what has the form of a key."""
     return _KEY.sub("[key]", text)

@@ -202,6 +202,16 @@ def test_forms_of_keys(capsys: pytest.CaptureFixture[str], text: str, shown: str
     assert capsys.readouterr().err == f"midflight: {shown}\n"
 
 
+def test_a_name_of_a_variable_that_may_be_a_key() -> None:
+    pytest.importorskip("mcp")
+    server = f"agent.mcp_servers.shop={{url: 'http://127.0.0.1:1', headers: {{X: {PLAIN}, Y: NOT_SET}}}}"
+    own = load_recipe("r.yaml", [server], training=False, tasks=False)
+    with pytest.raises(UserError) as caught:
+        make_toolset([], servers=own.agent.mcp_servers)
+    hidden = "... (not shown, for it may be a key and no name)"
+    assert str(caught.value) == f"agent.mcp_servers.shop: set {hidden}, NOT_SET in the environment"
+
+
 def test_a_server_that_is_made_without_a_recipe() -> None:
     with pytest.raises(UserError) as caught:
         make_toolset([], servers={"shop": {"url": "http://127.0.0.1:1", "headers": {"X": f"Bearer {PLAIN}"}}})

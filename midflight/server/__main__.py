@@ -19,6 +19,7 @@ from midflight.loading import load_trained
 from midflight.recipe import load_recipe
 from midflight.server.model import ModelServer
 from midflight.server.wire import serving
+from midflight.slips import variable
 
 
 def main(
@@ -34,7 +35,7 @@ def main(
     """Serve until interrupted. The first line on standard output is the base URL."""
     key = None if key_variable is None else os.environ.get(key_variable)
     if key_variable is not None and not key:
-        raise UserError(f"--key-variable {key_variable}: not set in the environment")
+        raise UserError(f"--key-variable {variable(key_variable)}: not set in the environment")
     settings = [f"model.dtype={dtype}", f"model.context_length={context_length}", "training.max_drift=0.05"]
     template = f"model.chat_template={str(chat_template).lower()}"
     recipe = load_recipe("quickstart", [f"model.name={model}", *settings, template], tasks=False, training=False)

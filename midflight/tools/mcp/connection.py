@@ -31,6 +31,7 @@ from pydantic import Field, ValidationError, model_validator
 from midflight.errors import UserError
 from midflight.redacting import is_secret, redact
 from midflight.section import MOST_SECONDS
+from midflight.slips import variable
 from midflight.tools.base import ErrorKind, InfrastructureError, ToolResult, TransientError, one_line
 from midflight.tools.mcp.faults import BrokenMessage, ErrorOutput, is_broken_message, reason
 from midflight.tools.mcp.processes import MARK, end_marked
@@ -94,7 +95,7 @@ class McpServer(ToolOptions):
     def missing(self) -> str:
         if not installed("mcp"):
             return to_install(["mcp"], "mcp")
-        unset = [variable for variable in (*self.env, *self.headers.values()) if not key_from(variable)]
+        unset = [variable(name) for name in (*self.env, *self.headers.values()) if not key_from(name)]
         return f"set {', '.join(unset)} in the environment" if unset else ""
 
 
