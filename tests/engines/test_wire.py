@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from midflight.engines.http.wire import Pool, WireError
+from midflight.engines.http.reading import WireError
+from midflight.engines.http.wire import Pool
 from tests.engines.serving import served, whole
 
 

@@ -20,7 +20,8 @@ import pydantic_core
 
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http.patience import Patience, Transient
-from midflight.engines.http.wire import Pool, Reply, WireError
+from midflight.engines.http.reading import Reply, WireError
+from midflight.engines.http.wire import Pool
 from midflight.redacting import redact, redact_all, spellings
 
 T = TypeVar("T")
