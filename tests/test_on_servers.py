@@ -298,3 +298,19 @@ def test_a_missing_key_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert str(caught.value) == (
         "engines.strong.key_variable = STRONG_KEY: not set in the environment; export STRONG_KEY=..."
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("Bearer sk-0123456789", "a space, which no key has; set it to the key alone, without Bearer"),
+        ("sk-01234 56789", "a space, which no key has; set it to the key alone"),
+        ("sk-01234é56789", "a line break or a sign that is not of ASCII, which no key has; set it to the key alone"),
+    ],
+)
+def test_a_key_that_is_none_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, said: str) -> None:
+    monkeypatch.setenv("STRONG_KEY", key)
+    recipe: Any = load_recipe(str(written(tmp_path, "http://127.0.0.1:1/v1")), training=False)
+    with pytest.raises(UserError) as caught:
+        build_agent(recipe)
+    assert str(caught.value) == f"engines.strong.key_variable = STRONG_KEY: its value has {said}"

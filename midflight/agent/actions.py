@@ -48,6 +48,8 @@ _EDGE = " \\t\\r\\n.,;:?!"
 _QUOTABLE = 2000
 """Characters of the question that can be quoted."""
 _REFERENCE = re.compile(r"#([0-9]+)")
+_MOST_DIGITS = 10
+"""Of the number of a turn, with any zeros before it; Python reads no number of thousands."""
 
 
 class ReferenceNotFound(ValueError):
@@ -139,9 +141,9 @@ def resolve(context: str, turns: Sequence[Turn]) -> str:
     results = _results(turns)
 
     def found(match: re.Match[str]) -> str:
-        text = results.get(int(match[1]))
+        text = results.get(int(match[1])) if len(match[1]) < _MOST_DIGITS else None
         if text is None:
-            raise ReferenceNotFound(f"{match[0]} refers to no result; turns with one: {_listed(results)}")
+            raise ReferenceNotFound(f"{match[0][:40]} refers to no result; turns with one: {_listed(results)}")
         return text if match[0] == context or _PLAIN_NUMBER.fullmatch(text) else f"({text})"
 
     return _REFERENCE.sub(found, context)

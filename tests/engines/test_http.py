@@ -65,7 +65,9 @@ async def test_a_server_that_never_works_is_given_up_on_with_its_last_words() ->
     async with served(error(503, "over\nloaded")) as server:
         with pytest.raises(EngineGaveUp) as caught:
             await asked(server)
-        assert "HTTP 503: over loaded (4 attempts in" in str(caught.value)
+        assert "HTTP 503: over loaded (4 attempts in" in str(caught.value) and str(caught.value).endswith(
+            " s; retries = 3)"
+        )
         assert len(server.requests) == 4
 
 
@@ -265,6 +267,17 @@ async def test_a_retry_after_may_be_a_date() -> None:
     assert 25 < waited <= 30.001
 
 
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo", "UTC"])
+def test_a_date_without_a_zone_is_in_utc(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert 25 < retry_after(time.asctime(time.gmtime(time.time() + 30))) <= 30
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 @pytest.mark.parametrize("said", ["1e9", "inf", "Thu, 01 Jan 2099 00:00:00 GMT"])
 def test_no_retry_after_is_longer_than_a_day(said: str) -> None:
     assert retry_after(said) == 86_400.0
@@ -352,6 +365,16 @@ def test_a_key_is_taken_out_however_a_text_quotes_it() -> None:
         repr(key)[1:-1],
     ):
         assert redact(f"a {spelt} b", [key]) == "a [key] b" and redact_all([spelt], [key]) == ["[key]"]
+    key = "sk/1+2=3456"
+    for spelt in (
+        "sk%2F1+2=3456",
+        "sk/1%2b2=3456",
+        "sk/1+2%3D3456",
+        "sk&#47;1&#43;2&#61;3456",
+        "sk&#x2f;1&#x2b;2&#x3d;3456",
+        "sk&#x2F;1&#x2B;2&#x3D;3456",
+    ):
+        assert redact(f"a {spelt} b", [key]) == "a [key] b"
 
 
 @pytest.mark.asyncio

@@ -26,7 +26,7 @@ from midflight.engines.base import (
     structure_of,
 )
 from midflight.engines.http import Client, Ledger, Limits, Patience, Prices, ResponseCache, Usage
-from midflight.engines.http.usage import MOST_TOKENS
+from midflight.engines.http.usage import MOST_TOKENS, said_tokens
 from midflight.engines.openai import Endpoint, OpenAIEngine
 from midflight.engines.plain import defused
 from midflight.server.wire import Answer
@@ -253,6 +253,15 @@ async def test_a_count_that_is_none_is_estimated_and_money_stays_a_number(said: 
     async with served(ok(answer)) as server:
         await engine(server, ledger=ledger, prices=Prices(1e12, 1e12)).generate(ASKED)
     assert ledger.total == Usage(1, 0, 0, 10**9, 0, 1e15)
+
+
+@pytest.mark.parametrize(
+    ("total", "drew"), [(5110, 5010), (110, 10), (100, 10), (0, 10), (None, 10), ("5110", 10), (True, 10)]
+)
+def test_tokens_that_are_in_the_total_alone_were_drawn(total: Any, drew: int) -> None:
+    said = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": total}
+    assert said_tokens({"usage": said}) == (100, drew)
+    assert said_tokens({"usage": {**said, "completion_tokens": None}}) == (100, None)
 
 
 @pytest.mark.asyncio

@@ -12,6 +12,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from datetime import UTC
 from types import CoroutineType
 from typing import Any, TypeVar
 from urllib.parse import urljoin
@@ -248,7 +249,8 @@ def retry_after(value: str) -> float:
         seconds = float(value)
     except ValueError:
         try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+            moment = email.utils.parsedate_to_datetime(value)
+            seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - time.time()
         except (TypeError, ValueError, OverflowError):
             return 0.0
     return max(0.0, min(seconds, 86_400.0))

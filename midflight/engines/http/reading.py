@@ -91,11 +91,14 @@ class Reading:
         if self._status in (204, 304):
             self._length = 0
         elif "transfer-encoding" in self._headers:
-            if self._headers["transfer-encoding"].lower() != "chunked":
+            *before, last = (coding.strip() for coding in self._headers["transfer-encoding"].lower().split(","))
+            if last != "chunked" or any(coding != "identity" for coding in before):
                 raise WireError(f"not HTTP: transfer-encoding {self._headers['transfer-encoding']!r}")
             self._chunks = []
         elif "content-length" in self._headers:
-            announced = self._headers["content-length"]
+            announced, *again = (length.strip() for length in self._headers["content-length"].split(","))
+            if any(length != announced for length in again):
+                raise WireError(f"not HTTP: content-length {self._headers['content-length']!r}")
             if not (announced.isascii() and announced.isdigit()):
                 raise WireError(f"not HTTP: content-length {announced!r}")
             if len(announced) > MOST_DIGITS:
