@@ -161,6 +161,10 @@ async def test_a_refusal_is_no_text_and_a_text_in_parts_is_one() -> None:
         ({"object": "error", "message": "not loaded", "code": 40303}, "HTTP 200: not loaded (2 attempts in", 2),
         ({"error": {"message": "who", "code": 401}}, "HTTP 200: who; check key_variable and what its key may do", 1),
         ({"error": {"message": "pay", "code": 429, "type": "insufficient_quota"}}, "HTTP 200: pay", 1),
+        ({"error": {"message": "who", "code": 401}, "choices": []}, "HTTP 200: who; check key_variable", 1),
+        ({"error": {"message": "who", "code": 401}, "choices": None}, "HTTP 200: who; check key_variable", 1),
+        ({"error": {"message": "who", "code": 401}, "data": None}, "HTTP 200: who; check key_variable", 1),
+        ({"error": None, "choices": []}, "the answer has no list of one choice (2 attempts in", 2),
         (
             {
                 "choices": [
