@@ -143,14 +143,44 @@ async def test_thinking_that_leaves_no_text_is_an_empty_text_and_a_filter_is_fin
 
 @pytest.mark.asyncio
 async def test_a_refusal_is_no_text_and_a_text_in_parts_is_one() -> None:
-    refusal = {"choices": [{"message": {"content": None, "refusal": "I cannot."}, "finish_reason": "stop"}]}
-    parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "4"}, {"type": "text", "text": "2"}]
-    whole = {"choices": [{"message": {"content": parts}, "finish_reason": "stop"}]}
-    async with served(ok(refusal), ok(whole)) as server:
-        with pytest.raises(EngineGaveUp, match="the server's model refuses to answer: 'I cannot.'"):
-            await engine(server).generate(ASKED)
+    parts = [
+        {"type": "thinking", "thinking": []},
+        {"type": "text", "text": "4"},
+        {"type": "reasoning", "text": "so"},
+        {"type": "text", "text": "2"},
+    ]
+    refusals: list[dict[str, Any]] = [
+        {"content": None, "refusal": "I cannot."},
+        {"content": "", "refusal": "I cannot."},
+        {"refusal": "I cannot."},
+        {"content": [{"type": "refusal", "refusal": "I cannot."}]},
+    ]
+    answers = [{"choices": [{"message": message, "finish_reason": "stop"}]} for message in refusals]
+    whole = {"choices": [{"message": {"content": parts, "refusal": None}, "finish_reason": "stop"}]}
+    async with served(*map(ok, answers), ok(whole)) as server:
+        for _ in refusals:
+            with pytest.raises(EngineGaveUp, match="the server's model refuses to answer: 'I cannot.'"):
+                await engine(server).generate(ASKED)
         assert (await engine(server).generate(ASKED)).text == "42"
-        assert len(server.requests) == 2
+        assert len(server.requests) == 5
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [
+        ({"type": "output_text", "text": "2"}, "'output_text'"),
+        ({"type": ["text"], "text": "2"}, "a list"),
+        ({"type": "text", "text": None}, "'text'"),
+        ("2", "none"),
+    ],
+)
+async def test_a_part_of_a_text_that_is_not_known_is_not_left_out(part: Any, shown: str) -> None:
+    content = [{"type": "text", "text": "4"}, part]
+    answer = {"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
+    async with served(ok(answer)) as server:
+        with pytest.raises(EngineGaveUp, match=f"the answer has a part in its content that is no text: {shown} [(]2"):
+            await engine(server).generate(ASKED)
 
 
 @pytest.mark.asyncio
@@ -161,6 +191,10 @@ async def test_a_refusal_is_no_text_and_a_text_in_parts_is_one() -> None:
         ({"object": "error", "message": "not loaded", "code": 40303}, "HTTP 200: not loaded (2 attempts in", 2),
         ({"error": {"message": "who", "code": 401}}, "HTTP 200: who; check key_variable and what its key may do", 1),
         ({"error": {"message": "pay", "code": 429, "type": "insufficient_quota"}}, "HTTP 200: pay", 1),
+        ({"error": {"message": "who", "code": 401}, "choices": []}, "HTTP 200: who; check key_variable", 1),
+        ({"error": {"message": "who", "code": 401}, "choices": None}, "HTTP 200: who; check key_variable", 1),
+        ({"error": {"message": "who", "code": 401}, "data": None}, "HTTP 200: who; check key_variable", 1),
+        ({"error": None, "choices": []}, "the answer has no list of one choice (2 attempts in", 2),
         (
             {
                 "choices": [

@@ -214,7 +214,7 @@ def _is_error(body: bytes) -> bool:
         answer = parsed(body)
     except (ValueError, RecursionError):
         return False
-    if not isinstance(answer, dict) or "choices" in answer or "data" in answer:
+    if not isinstance(answer, dict) or answer.get("choices") or answer.get("data"):
         return False
     return bool(answer.get("error")) or answer.get("object") == "error"
 
