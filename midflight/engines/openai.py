@@ -165,8 +165,10 @@ class TextEngine(ServedEngine):
         took, drew = said_tokens(answer)
         try:
             text, finish = read_choice(answer, self.endpoint.api)
-        except (Malformed, EngineGaveUp):
+        except (Malformed, EngineGaveUp) as error:
             self._count(took or 0, drew or 0)
+            if isinstance(error, EngineGaveUp):
+                raise EngineGaveUp(f"{self._name}: {self._where}: {error}") from None
             raise
         self._count(prompt if took is None else took, self.count_tokens(text) if drew is None else drew, requests=1)
         return answer, text, finish
@@ -186,6 +188,11 @@ class OpenAIEngine(TextEngine):
         return self.client.ask(path, body, read, tokens=tokens, before=self._before, waited=waited)
 
 
+_STOPPED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence"}
+_CUT_OFF = {"length", "max_tokens"}
+"""What servers call the two ends of a text; the first of each is OpenAI's."""
+
+
 def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:
     """Text and finish reason of the only choice.
 
@@ -195,7 +202,8 @@ def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise Malformed("no list of one choice")
+        several = f" but {len(choices)}" if isinstance(choices, list) and len(choices) > 1 else ""
+        raise Malformed(f"no list of one choice{several}")
     choice = choices[0]
     if error := choice.get("error"):
         raise Malformed(f"an error in its choice: {shown(error.get('message') if isinstance(error, dict) else error)}")
@@ -203,11 +211,11 @@ def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:
     if not isinstance(text, str):
         raise Malformed("no text in its choice")
     reason = choice.get("finish_reason")
-    if reason == "stop":
-        return text, FinishReason.STOP
-    if reason == "length":
-        return text, FinishReason.LENGTH
     if isinstance(reason, str):
+        if reason.lower() in _STOPPED:
+            return text, FinishReason.STOP
+        if reason.lower() in _CUT_OFF:
+            return text, FinishReason.LENGTH
         raise EngineGaveUp(f"the server ended the answer for the reason {reason[:40]!r}")
     raise Malformed("no finish_reason in its choice")
 
@@ -226,8 +234,8 @@ def _chat_text(message: Any) -> Any:
     for place in (message, *parts):
         if isinstance(place, dict) and isinstance(refusal := place.get("refusal"), str) and refusal:
             raise EngineGaveUp(f"the server's model refuses to answer: {shown(refusal)}")
-    if content is None and "content" in message:
-        return ""  # a model that spent all its tokens on thinking
+    if content is None and message.keys() & {"content", "role"}:
+        return ""  # a model that spent all its tokens on thinking; some servers leave out what is empty
     return "".join(map(_part_text, parts)) if isinstance(content, list) else content
 
 

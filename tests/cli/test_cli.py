@@ -177,7 +177,8 @@ def test_a_dry_run_says_that_its_folder_is_taken(folder: Path, capsys: pytest.Ca
     (folder / "runs/quickstart-seed3").mkdir(parents=True)
     (folder / "runs/quickstart-seed3/recipe.yaml").touch()
     assert run(["train", "quickstart", "seed=3", "--dry-run"]) == 0
-    said = "exists and is not empty; add --resume (in Python resume=True) to go on, or name another folder"
+    going_on = "midflight train runs/quickstart-seed3 --resume"
+    said = f"exists and is not empty; to go on: {going_on}; or name another folder"
     assert capsys.readouterr().out.endswith(f"\nRun folder\n  --run-dir runs/quickstart-seed3: {said}\n")
 
 

@@ -33,7 +33,7 @@ async def asked(server: Served, limits: Limits = FAST) -> Any:
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "failure",
-    [error(status) for status in (408, 409, 425, 429, 500, 502, 503, 504, 529)]
+    [error(status) for status in (408, 409, 425, 429, 500, 502, 503, 504, 520, 524, 529, 530)]
     + [b"", whole(b'{"a": ', b"Content-Length: 6"), Answer(200, b"<html>"), None],
 )
 async def test_what_may_pass_is_tried_again(failure: Any) -> None:
@@ -43,7 +43,7 @@ async def test_what_may_pass_is_tried_again(failure: Any) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("failure", [error(status) for status in (400, 401, 402, 403, 404, 413, 422, 501)])
+@pytest.mark.parametrize("failure", [error(status) for status in (400, 401, 402, 403, 404, 413, 422, 501, 505)])
 async def test_what_will_not_pass_is_asked_once(failure: Answer) -> None:
     async with served(failure, ok({})) as server:
         with pytest.raises(EngineGaveUp) as caught:
@@ -51,6 +51,13 @@ async def test_what_will_not_pass_is_asked_once(failure: Answer) -> None:
         assert f"HTTP {failure.status}: no" in str(caught.value)
         assert isinstance(caught.value, PromptRefused) == (failure.status in (400, 413, 422))
         assert len(server.requests) == 1
+
+
+@pytest.mark.asyncio
+async def test_what_a_server_says_beside_an_empty_error_is_shown() -> None:
+    async with served(Answer(400, b'{"error": null, "message": "the model is loading"}')) as server:
+        with pytest.raises(EngineGaveUp, match="HTTP 400: the model is loading"):
+            await asked(server)
 
 
 @pytest.mark.asyncio

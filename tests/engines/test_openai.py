@@ -132,13 +132,38 @@ async def test_an_answer_of_another_schema_is_a_failure_of_the_server(broken: An
 
 @pytest.mark.asyncio
 async def test_thinking_that_leaves_no_text_is_an_empty_text_and_a_filter_is_final() -> None:
-    empty = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
-    async with served(ok(empty), ok(chat(finish="content_filter"))) as server:
-        drawn = await engine(server).generate(ASKED)
-        assert (drawn.text, drawn.finish_reason) == ("", FinishReason.LENGTH)
-        with pytest.raises(EngineGaveUp, match="for the reason 'content_filter'"):
+    messages = [{"content": None}, {"role": "assistant"}]
+    empty = [{"choices": [{"message": message, "finish_reason": "length"}]} for message in messages]
+    async with served(*map(ok, empty), ok(chat(finish="content_filter"))) as server:
+        for _ in empty:
+            drawn = await engine(server).generate(ASKED)
+            assert (drawn.text, drawn.finish_reason) == ("", FinishReason.LENGTH)
+        with pytest.raises(EngineGaveUp) as caught:
             await engine(server).generate(ASKED)
-        assert len(server.requests) == 2
+        said = "the server ended the answer for the reason 'content_filter'"
+        assert str(caught.value) == f"judge: {server.base_url}: {said}"
+        assert len(server.requests) == 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("said", "finish"),
+    [("eos_token", FinishReason.STOP), ("STOP", FinishReason.STOP), ("end_turn", FinishReason.STOP)]
+    + [("stop_sequence", FinishReason.STOP), ("MAX_TOKENS", FinishReason.LENGTH)],
+)
+async def test_the_ends_of_a_text_are_known_by_the_names_that_servers_give_them(
+    said: str, finish: FinishReason
+) -> None:
+    async with served(ok(chat(finish=said))) as server:
+        assert (await engine(server).generate(ASKED)).finish_reason is finish
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("status", [201, 203])
+async def test_an_answer_may_have_another_status_than_200(status: int) -> None:
+    async with served(Answer(status, json.dumps(chat("fine")).encode())) as server:
+        assert (await engine(server).generate(ASKED)).text == "fine"
+        assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.asyncio
@@ -195,6 +220,7 @@ async def test_a_part_of_a_text_that_is_not_known_is_not_left_out(part: Any, sho
         ({"error": {"message": "who", "code": 401}, "choices": None}, "HTTP 200: who; check key_variable", 1),
         ({"error": {"message": "who", "code": 401}, "data": None}, "HTTP 200: who; check key_variable", 1),
         ({"error": None, "choices": []}, "the answer has no list of one choice (2 attempts in", 2),
+        ({"choices": [{}, {}]}, "the answer has no list of one choice but 2 (2 attempts in", 2),
         (
             {
                 "choices": [

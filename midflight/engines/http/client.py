@@ -27,7 +27,7 @@ from midflight.redacting import redact, redact_all, spellings
 
 T = TypeVar("T")
 
-TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+TRANSIENT = frozenset({408, 409, 425, 429, *range(500, 600)} - {501, 505})
 """Statuses after which the same request may succeed."""
 FOR_GOOD = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes that servers send with status 429 and that waiting does not change."""
@@ -47,6 +47,8 @@ _LONG_WORDS = (
     "`max_new_tokens` must be <=",
 )
 """Servers that have no code for that say one of these."""
+WHOLE = frozenset({200, 201, 203})
+"""Statuses of an answer."""
 MOVED = frozenset({301, 302, 303, 307, 308})
 MOST_SAID = 300
 """Characters of a server's error that are shown."""
@@ -80,7 +82,8 @@ class Client:
         self._keys = (key, *others)
         self._spelt = [spelt.encode() for spelt in spellings(self._keys)]
         authorization = f"Authorization: Bearer {key}\r\n" if key else ""
-        self._headers = f"{authorization}Accept: application/json\r\nContent-Type: application/json\r\n"
+        wanted = "Accept: application/json\r\nAccept-Encoding: identity\r\n"
+        self._headers = f"{authorization}{wanted}Content-Type: application/json\r\n"
 
     def hide(self, text: str) -> str:
         """`text` without the keys."""
@@ -135,7 +138,7 @@ class Client:
             raise EngineGaveUp(f"{self.base_url}: {said}") from None
         except (WireError, OSError) as error:
             raise Transient(f"{self.base_url}: {_line(self.hide(str(error)))}") from None
-        if reply.status != 200:
+        if reply.status not in WHOLE:
             self._refused(reply, path)
         try:
             found: Any = read(reply)
@@ -166,7 +169,7 @@ class Client:
         long_words = any(words in said.lower() for words in _LONG_WORDS)
         said, status = _line(self.hide(said)), reply.status
         message = f"{self.base_url}: HTTP {status}{f': {said}' if said else ''}"
-        if status == 200:
+        if status in WHOLE:
             status = next((int(code) for code in codes if re.fullmatch("[45][0-9][0-9]", code)), 500)
         too_long = not codes.isdisjoint(TOO_LONG)
         if status in TRANSIENT and not too_long and codes.isdisjoint(FOR_GOOD):
@@ -228,7 +231,7 @@ def _said(body: str, keys: Iterable[str | None]) -> tuple[set[str], str]:
     except (ValueError, RecursionError):
         error = None
     if isinstance(error, dict):
-        inner = error.get("error", error.get("detail", error))
+        inner = error.get("error") or error.get("detail") or error
         if isinstance(inner, dict):
             codes = {str(inner[name]) for name in ("code", "type") if inner.get(name)}
             said = str(inner.get("message", inner))
