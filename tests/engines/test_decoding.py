@@ -67,9 +67,8 @@ class Flat:
 
 
 def rows_of(prompts, max_tokens):
-    return [
-        Row([prompt], Sampling(max_tokens=max_tokens, seed=k), None, frozenset()) for k, prompt in enumerate(prompts)
-    ]
+    settings = [Sampling(max_tokens=max_tokens, seed=seed) for seed in range(len(prompts))]
+    return [Row([prompt], one, None, frozenset()) for prompt, one in zip(prompts, settings, strict=True)]
 
 
 def test_one_sequence_at_a_time_takes_no_forward_for_a_request_that_is_gone():

@@ -43,6 +43,10 @@ def engine(server: Served, limits: Limits | None = None, ledger: Ledger | None =
     )
 
 
+def refused(message: str, **fields: Any) -> Answer:
+    return Answer(400, json.dumps({"error": {"message": message, **fields}}).encode())
+
+
 @pytest.mark.asyncio
 async def test_a_chat_request_has_what_was_asked_for_and_nothing_else() -> None:
     async with served(ok(chat("Peru\n"))) as server:
@@ -272,6 +276,12 @@ async def test_a_prompt_that_is_too_long_by_our_estimate_or_the_servers_word() -
         error(400, "Please reduce the length of the messages or completion."),
         error(400, "The input token count (40000) exceeds the maximum number of tokens allowed (32768)."),
         error(422, "Input validation error: `inputs` must have less than 4096 tokens. Given: 5000"),
+        refused("maximum context length is 65536 tokens", code="invalid_request_error", param=None),  # DeepSeek
+        refused("maximum context length is 9 tokens", code=400, param="input_tokens"),  # vLLM
+        refused("'max_tokens' is too large: this model's maximum context length is 9", code=400, param="max_tokens"),
+        refused("maximum context length is 9 tokens", param="messages.[2].content"),
+        refused("9 tokens (3 in the schemas). Please reduce the length of the messages or schemas.", param="messages"),
+        refused("no", code="context_length_exceeded", param="response_format"),
     ):
         async with served(refusal) as server:
             with pytest.raises(PromptTooLong):
@@ -280,6 +290,26 @@ async def test_a_prompt_that_is_too_long_by_our_estimate_or_the_servers_word() -
     async with served(error(400, "bad")) as server:
         with pytest.raises(EngineGaveUp, match="HTTP 400: bad"):
             await engine(server).generate(ASKED)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("message", "fields"),
+    [
+        ("Invalid schema for response_format 'answer': 'context window' is not a type", {"param": "response_format"}),
+        ("Invalid schema for response_format 'answer': 'context window' is not a type", {}),
+        ("no 'context size' there", {"code": "invalid_json_schema"}),
+        ("Unknown parameter: 'x'; the model's maximum context length is 9", {"param": "x"}),
+        ('JSON schema conversion failed: Unrecognized schema: "context window"', {"code": 400, "param": None}),
+        ("Failed to parse grammar: 'context size'", {"type": "invalid_request_error"}),
+    ],
+)
+async def test_a_request_that_is_refused_for_another_reason_is_not_too_long(message: str, fields: Any) -> None:
+    async with served(refused(message, **fields)) as server:
+        with pytest.raises(EngineGaveUp) as caught:
+            await engine(server).generate(ASKED)
+        assert not isinstance(caught.value, PromptTooLong) and f"HTTP 400: {message}" in str(caught.value)
+        assert len(server.requests) == 1
 
 
 @pytest.mark.asyncio

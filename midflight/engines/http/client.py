@@ -49,6 +49,18 @@ _LONG_WORDS = (
 """Servers that have no code for that say one of these."""
 WHOLE = frozenset({200, 201, 203})
 """Statuses of an answer."""
+_OF_LENGTH = ("messages", "prompt", "input", "content", "max_")
+"""Parameters that such an error may name begin so, where it names one: vLLM has `input_tokens` and `max_tokens`."""
+_SCHEMA_WORDS = (
+    "invalid schema",
+    "invalid json schema",
+    "invalid_json_schema",
+    "invalid grammar",
+    "grammar error",
+    "failed to parse grammar",
+    "schema conversion failed",
+)
+"""An error with one of these is about a schema or grammar, which it may quote, whatever words are in that."""
 MOVED = frozenset({301, 302, 303, 307, 308})
 MOST_SAID = 300
 """Characters of a server's error that are shown."""
@@ -165,8 +177,8 @@ class Client:
 
     def _refused(self, reply: Reply, path: str) -> None:
         """Raises what the status means; with 200 there is an error in place of an answer, whose code is the status."""
-        codes, said = _said(_decoded(reply), self._keys)
-        long_words = any(words in said.lower() for words in _LONG_WORDS)
+        codes, parameter, said = _said(_decoded(reply), self._keys)
+        long_words = _says_too_long(parameter, " ".join((said, *codes)).lower())
         said, status = _line(self.hide(said)), reply.status
         message = f"{self.base_url}: HTTP {status}{f': {said}' if said else ''}"
         if status in WHOLE:
@@ -222,10 +234,10 @@ def _is_error(body: bytes) -> bool:
     return bool(answer.get("error")) or answer.get("object") == "error"
 
 
-def _said(body: str, keys: Iterable[str | None]) -> tuple[set[str], str]:
-    """Code and type, and the message, of an error, as far as the body has them; keys may still be in what is not
-    JSON."""
-    codes, said = set[str](), body
+def _said(body: str, keys: Iterable[str | None]) -> tuple[set[str], str, str]:
+    """Code and type, the parameter at fault, and the message, of an error, as far as the body has them; keys may still
+    be in what is not JSON."""
+    codes, parameter, said = set[str](), "", body
     try:
         error = redact_all(json.loads(body), keys)
     except (ValueError, RecursionError):
@@ -234,10 +246,17 @@ def _said(body: str, keys: Iterable[str | None]) -> tuple[set[str], str]:
         inner = error.get("error") or error.get("detail") or error
         if isinstance(inner, dict):
             codes = {str(inner[name]) for name in ("code", "type") if inner.get(name)}
+            parameter = inner["param"] if isinstance(inner.get("param"), str) else ""
             said = str(inner.get("message", inner))
         else:
             said = str(inner)
-    return codes, said
+    return codes, parameter, said
+
+
+def _says_too_long(parameter: str, said: str) -> bool:
+    if parameter and not parameter.startswith(_OF_LENGTH):
+        return False
+    return any(words in said for words in _LONG_WORDS) and not any(words in said for words in _SCHEMA_WORDS)
 
 
 def _line(said: str) -> str:

@@ -29,7 +29,6 @@ def _follow(model: Any, masks: Masks, node: Node, ids: list[int], past: Any) -> 
     """Draw until every row of `node` has ended, or its request is gone.
 
     `ids` are what the model was not fed, `past` its state.
-
     Behind a state tokens go in one by one: recurrent models take no more. One that gives no state is fed all again.
     """
     while True:
