@@ -172,7 +172,7 @@ async def test_a_shipped_recipe_runs_on_a_server_by_the_documented_command(tmp_p
         code, out, err = await command(*here)
         models = {body["model"] for body in server.bodies}
     assert (program, code, err.splitlines()[-1]) == ("midflight", 0, "light"), err
-    assert f"  result  supported {claim}\n" in out and out.endswith("\n1611\n")
+    assert f"  result  supported {claim}\n" in out and out.endswith("\n1611\n  claim   1611  (supported by turn 1)\n")
     assert asked == list(script) and models == {"Qwen/Qwen3-32B"}
     assert "tools on strong: 1 requests, 7 prompt + 3 completion tokens" in err
     assert "model.context_length: does nothing, as every module names an engine; left out" in err

@@ -38,7 +38,7 @@ def solve(
     from midflight.agent.types import Query, Turn
     from midflight.building import build_agent
     from midflight.progress import Progress
-    from midflight.rendering import plain, printable, render_turn
+    from midflight.rendering import printable, render_claim, render_turn
 
     def show(turn: Turn) -> None:
         print(render_turn(turn), flush=True)
@@ -60,9 +60,9 @@ def solve(
     if not trajectory.answer.text:
         raise EngineError(f"no answer: {trajectory.stop_reason}: {trajectory.error or 'the agent ended without one'}")
     print("\n" + "\n".join(map(printable, trajectory.answer.text.split("\n"))))
-    for claim in trajectory.answer.claims:
-        if not claim.supported:
-            print(f"unsupported: {plain(claim.text)}")
+    if settings.agent.generator.kind == "llm":
+        for claim in trajectory.answer.claims:
+            print(f"  claim   {render_claim(claim)}")
 
 
 def evaluate(
