@@ -91,8 +91,9 @@ def train_on(
     check_tasks(eval_tasks, "eval_tasks")
     check_tools(tools)
     for override in overrides:
-        if override.strip().startswith(("train_tasks", "eval_tasks")):
-            raise UserError(f"override {override}: does nothing here; give the questions as tasks and eval_tasks")
+        for key in ("train_tasks", "eval_tasks"):
+            if override.strip().startswith(key):
+                raise UserError(f"overrides: {key} does nothing here; give the questions as tasks and eval_tasks")
     folder = Path(run_dir)
     recipe = recipe_for(tools, name=folder.name, model=model, steps=steps, max_turns=max_turns, overrides=overrides)
     progress = Progress()

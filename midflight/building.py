@@ -34,7 +34,6 @@ from midflight.loading import load_named, load_trained
 from midflight.progress import Progress
 from midflight.recipe import Recipe, RecipeError
 from midflight.recipe.config import ModuleConfig, PlannerConfig
-from midflight.recipe.engine_rules import too_slow
 from midflight.recipe.tool_rules import has_frozen_models
 from midflight.sandbox.choose import shared_sandbox
 from midflight.sandbox.workspace import StartFiles
@@ -244,8 +243,6 @@ def build_agent(
         toolset = toolset_of(recipe, tools, asked)
         made.callback(toolset.close)
         say = (progress or Progress()).note
-        for line in too_slow(recipe, training=False):
-            say(line)
         named = found = engines_of(recipe, say)
         made.callback(close_all, named.closing)
         engine = recipe.agent.planner_engine

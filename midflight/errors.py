@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from midflight.slips import without_keys
+
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the system says when a disk, a quota or a size limit is full."""
 
@@ -18,10 +20,10 @@ DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, R
 
 
 class UserError(ValueError):
-    """Something the user gave is wrong; the message is one line that says what, and what to do."""
+    """Something the user gave is wrong; the message is one line that says what, and what to do, and shows no key."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(without_keys(" ".join(message.split())))
 
 
 @contextmanager

@@ -67,6 +67,19 @@ def losses(count: int, total: int, reasons: Mapping[str, int]) -> str:
     return f"{said}{often}: {reason}"
 
 
+def unscored(stops: Mapping[str, int], spent: str, reasons: Mapping[str, int]) -> str:
+    """Why nothing was measured of trajectories that ended for these reasons, all of them lost, with what to do.
+
+    `spent` and `reasons` are as `statistics.budget_spent` and `infrastructure_reasons` give them.
+    """
+    total, said = sum(stops.values()), []
+    if count := stops.get("budget", 0):
+        said.append(f"{count} of {total} trajectories were ended by {spent}; set it higher")
+    if count := stops.get("infrastructure", 0):
+        said.append(losses(count, total, reasons))
+    return "; ".join(said) or f"all ended as {', '.join(stops)}"
+
+
 def printable(text: str) -> str:
     """`text` with `?` for each control character: a terminal has nothing to act on."""
     return "".join(character if character.isprintable() else "?" for character in text)

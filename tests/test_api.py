@@ -57,6 +57,8 @@ def test_what_is_wrong_is_said_before_training(calls: list[dict[str, Any]]) -> N
         train_on(TASKS, [double, double], run_dir="runs/d")
     with pytest.raises(RecipeError, match=r"model.name = smollm: unknown model"):
         train_on(TASKS, [double], run_dir="runs/d", model="smollm")
+    with pytest.raises(UserError, match=r"^overrides: eval_tasks does nothing here; give the questions as tasks and "):
+        train_on(TASKS, [double], run_dir="runs/d", overrides=["eval_tasks.count=3"])
     assert not calls
 
 

@@ -187,9 +187,12 @@ async def test_eval_says_how_many_questions_a_spent_budget_left_out(tmp_path: Pa
         (tmp_path / "tasks.jsonl").write_text(one + one.replace('"q"', '"r"'))
         part = await command("eval", recipe, "budget.tokens=150", "evaluation.concurrency=1", "--json")
     assert code == 1 and json.loads(out)["stop_reasons"] == {"budget": 1} and json.loads(out)["accuracy"] is None
-    assert "midflight: nothing was measured: all ended as budget" in err.splitlines()
+    assert (
+        "midflight: nothing was measured: 1 of 1 trajectories were ended by budget.tokens = 60: spent, with 120 tokens"
+        "; set it higher" in err.splitlines()
+    )
     said = "budget spent: 1 trajectories ended without an answer, counted wrong"
-    assert said not in err and said in part[2]
+    assert said not in err and f"{said}: budget.tokens = 150: spent, with 179 tokens; set it higher" in part[2]
     assert (part[0], json.loads(part[1])["stop_reasons"]) == (0, {"finished": 1, "budget": 1})
     assert json.loads(part[1])["accuracy"]["mean"] == 0.5
 

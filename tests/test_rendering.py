@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midflight.agent.types import Action, ErrorKind, ToolCall, ToolResult, Turn, Verdict
 from midflight.engines.base import FinishReason, Generation
-from midflight.rendering import plain, render_turn
+from midflight.rendering import plain, render_turn, unscored
 
 
 def turn(action: Action | None, result: ToolResult, verdict: Verdict, call: ToolCall | None = None) -> Turn:
@@ -40,3 +40,13 @@ def test_tool_output_cannot_drive_the_terminal() -> None:
     assert len(plain("x" * 5000)) == 300
     hostile = turn(Action("", "t\x1b[2J", "c\nTurn 9"), ToolResult("r\u2028Turn 9"), Verdict(False))
     assert render_turn(hostile) == "Turn 2    t?[2J: c Turn 9\n  result  r Turn 9"
+
+
+def test_why_nothing_was_measured() -> None:
+    spent, reasons = "budget.tokens = 1: spent, with 45 tokens", {"s: down": 1}
+    assert unscored({"budget": 3}, spent, {}) == f"3 of 3 trajectories were ended by {spent}; set it higher"
+    assert unscored({"infrastructure": 1, "budget": 2}, spent, reasons) == (
+        f"2 of 3 trajectories were ended by {spent}; set it higher; 1 of 3 trajectories were lost to infrastructure "
+        "failures: s: down"
+    )
+    assert unscored({"cancelled": 2}, "", {}) == "all ended as cancelled"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,10 @@ from midflight import looping
 from midflight.cli.options import AskingOverrides, ModelOption, RecipeArgument, check_model, refuse, refuse_training
 from midflight.engines.base import EngineError
 from midflight.errors import InfrastructureError, UserError
-from midflight.recipe import load_recipe
+from midflight.recipe import Recipe, load_recipe
+from midflight.recipe.reading import no_equals
 from midflight.recipe.rules import EMBEDDED_MODEL
+from midflight.slips import SECRET, may_be_secret, place_in
 
 
 def solve(
@@ -26,10 +29,7 @@ def solve(
     """Answer one question, showing each turn as it happens."""
     if not question.strip():
         raise UserError("QUESTION is empty; write what to ask, in quotes")
-    words = [question, *(text for text in overrides or () if "=" not in text)]
-    if len(words) > 1:
-        quoted = shlex.join(["midflight", "solve", " ".join(words)])
-        raise UserError(f"{words[1]}: is no key=value, so quote the question: {quoted}")
+    _check_words(question, [text for text in overrides or () if "=" not in text])
     check_model(model)
     refuse_training(overrides or (), "solve")
     run_recipe = model if model is not None and (Path(model) / "recipe.yaml").is_file() else "quickstart"
@@ -65,6 +65,16 @@ def solve(
             print(f"  claim   {render_claim(claim)}")
 
 
+def _check_words(question: str, others: Sequence[str]) -> None:
+    """Refuse what stands behind the question and has no `=`: a change that lacks it, or the question's own words."""
+    for word in others[:1]:
+        place, asked = place_in(word), " ".join([question, *others])
+        if place.partition(".")[0] in Recipe.model_fields and "." in place or SECRET.search(place):
+            raise UserError(no_equals(word))
+        quoted = shlex.join(["midflight", "solve", "..." if may_be_secret("", asked) else asked])
+        raise UserError(f"{word}: is no key=value, so quote the question: {quoted}")
+
+
 def evaluate(
     recipe: RecipeArgument,
     model: ModelOption = None,
@@ -85,18 +95,16 @@ def evaluate(
 
     from midflight.evaluation.held_out import evaluate_model
     from midflight.progress import Progress
-    from midflight.rendering import losses
+    from midflight.rendering import losses, unscored
 
     progress = Progress()
     text, data = evaluate_model(settings, model, progress)
     print(json.dumps(data) if as_json else text)
-    lost = f"all ended as {', '.join(data['stop_reasons'])}" if data["accuracy"] is None else ""
-    if data["infrastructure"]:
-        lost = losses(data["infrastructure"], data["n"], data["infrastructure_reasons"])
     if data["accuracy"] is None:
-        raise InfrastructureError(f"nothing was measured: {lost}")
-    if lost:
-        progress.note(lost)
+        why = unscored(data["stop_reasons"], data["budget_spent"], data["infrastructure_reasons"])
+        raise InfrastructureError(f"nothing was measured: {why}")
+    if data["infrastructure"]:
+        progress.note(losses(data["infrastructure"], data["n"], data["infrastructure_reasons"]))
 
 
 def credit(

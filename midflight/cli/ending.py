@@ -8,6 +8,7 @@ import sys
 from midflight import signals
 from midflight.agent.prompting import cut_middle
 from midflight.rendering import printable
+from midflight.slips import without_keys
 
 MOST_CHARACTERS = 1000
 """Of an error's line."""
@@ -16,8 +17,9 @@ SIGNALLED = 128
 
 
 def fail(message: str, code: int) -> int:
-    """Print one line; of a very long one the middle is cut, since its end says what to do."""
-    print(f"midflight: {printable(cut_middle(' '.join(message.split()), MOST_CHARACTERS))}", file=sys.stderr)
+    """Print one line, no key in it; of a very long one the middle is cut, since its end says what to do."""
+    line = without_keys(" ".join(message.split()))
+    print(f"midflight: {printable(cut_middle(line, MOST_CHARACTERS))}", file=sys.stderr)
     return code
 
 

@@ -9,6 +9,7 @@ import typer
 
 from midflight.errors import UserError
 from midflight.recipe.rules import check_model_name
+from midflight.slips import stated
 
 RecipeArgument = Annotated[
     str, typer.Argument(help="A YAML file, a run folder, or a shipped recipe such as quickstart.")
@@ -30,7 +31,7 @@ def refuse_training(overrides: Sequence[str], command: str) -> None:
     for override in overrides:
         key, _, value = override.partition("=")
         if key.strip().split(".")[0] in ("training", "sft"):
-            raise UserError(f"{key.strip()} = {value}: does nothing in midflight {command}; leave it out")
+            raise UserError(f"{stated(key.strip(), value)}: does nothing in midflight {command}; leave it out")
 
 
 _SFT_TAKES = frozenset(
@@ -55,7 +56,7 @@ def refuse_idle(overrides: Sequence[str], command: str) -> None:
             key, _, value = override.partition("=")
             other = {"training.epochs": "sft.epochs", "sft.epochs": "training.epochs"}.get(key.strip())
             hint = f"; did you mean {other}?" if other else ""
-            raise UserError(f"{key.strip()} = {value}: does nothing in midflight {command}; leave it out{hint}")
+            raise UserError(f"{stated(key.strip(), value)}: does nothing in midflight {command}; leave it out{hint}")
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:

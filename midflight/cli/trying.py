@@ -17,6 +17,7 @@ from midflight.errors import UserError, did_you_mean
 from midflight.progress import Progress
 from midflight.recipe import Recipe, load_recipe
 from midflight.rendering import printable
+from midflight.slips import may_be_secret, place_in, unquoted
 from midflight.tools import (
     BUILTIN,
     FINISH,
@@ -140,9 +141,9 @@ def _pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UserError(f"{text}: write key=value")
+            raise UserError(f"{place_in(text) or '...'}: write key=value, with no spaces around '='")
         if key in found:
-            raise UserError(f"{key}={one_line(value)}: {key} is given twice; leave one out")
+            raise UserError(f"{_given(key, value)}: {key} is given twice; leave one out")
         found[key] = value
     return list(found.items())
 
@@ -167,7 +168,11 @@ def _yaml(key: str, text: str) -> Any:
         reason = "nested too deeply"
     except (yaml.YAMLError, ValueError) as error:  # such as the date 2024-99-99
         reason = one_line(str(error))
-    raise UserError(f"{key}={one_line(text)}: not YAML ({reason}); quote it")
+    raise UserError(f"{_given(key, text)}: not YAML ({unquoted(reason)}); quote it")
+
+
+def _given(key: str, value: str) -> str:
+    return f"{key}=..." if may_be_secret(key, value) else f"{key}={one_line(value)}"
 
 
 async def _call(toolset: Toolset, name: str, arguments: dict[str, Any], seconds: float) -> ToolResult:

@@ -20,13 +20,13 @@ from midflight.agent.types import StopReason, Trajectory, Turn
 from midflight.errors import InfrastructureError, UserError
 from midflight.evaluation.credit import Change, TrajectoryCredit, counted, group_credit, monte_carlo_credit
 from midflight.evaluation.plots import write_credit_plot
-from midflight.evaluation.statistics import Estimate, infrastructure_reasons, nothing_scored
+from midflight.evaluation.statistics import Estimate, budget_spent, infrastructure_reasons, nothing_scored
 from midflight.evaluation.text import table
 from midflight.progress import Progress
 from midflight.recipe.own import check_kept_tools, own_tools
 from midflight.recipe.resuming import read_recipe
 from midflight.recipe.rules import check
-from midflight.rendering import losses, plain
+from midflight.rendering import plain, unscored
 from midflight.rewards import checker_fault, score
 from midflight.store import PhaseLine, RunFolder, Store, TrajectoryRecord
 from midflight.tools.base import Tool
@@ -191,9 +191,8 @@ def _continued(
         built.close()
     stops, reasons = Counter(one.stop_reason for one in made), infrastructure_reasons(made)
     if nothing_scored(stops):
-        failed = stops[StopReason.INFRASTRUCTURE]
-        lost = losses(failed, len(made), reasons) if failed else f"all continuations ended as {', '.join(stops)}"
-        raise InfrastructureError(f"trajectory {record.id}: nothing was measured: {lost}")
+        why = unscored({reason.value: count for reason, count in stops.items()}, budget_spent(made), reasons)
+        raise InfrastructureError(f"trajectory {record.id}: nothing was measured: {why}")
     done = Continuing(how.continuations, model, seed, how.tools)
     return Credited(record, credit, done, recipe.agent.planner.temperature, reasons)
 

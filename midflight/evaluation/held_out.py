@@ -12,6 +12,7 @@ from midflight.evaluation.statistics import summarise
 from midflight.progress import Progress
 from midflight.recipe import Recipe
 from midflight.recipe.config import HeldOutTasks, TaskSource
+from midflight.recipe.engine_rules import asked_at_once, too_slow
 from midflight.recipe.rules import is_task_file
 from midflight.rewards import score
 from midflight.tasks import Task, atlas_tasks, load_tasks
@@ -29,6 +30,8 @@ def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tup
         raise UserError("eval_tasks = null: there is no question to ask; set eval_tasks.family and eval_tasks.count")
     tasks = listed_tasks(recipe.eval_tasks)
     name = model or recipe.agent.planner_engine or recipe.model.name
+    for line in too_slow(recipe, asked_at_once(recipe, len(tasks))):
+        progress.note(line)
     if model is not None:
         progress.note(f"loading {model}")
     built = build_agent(recipe, model, progress=progress)
@@ -52,7 +55,8 @@ def evaluate_model(recipe: Recipe, model: str | None, progress: Progress) -> tup
     result = summarise(scored, resamples=recipe.evaluation.bootstrap, seed=recipe.seed)
     if result.stop_reasons.get("budget") and not result.nothing_scored:
         progress.note(
-            f"budget spent: {result.stop_reasons['budget']} trajectories ended without an answer, counted wrong"
+            f"budget spent: {result.stop_reasons['budget']} trajectories ended without an answer, counted wrong: "
+            f"{result.budget_spent}; set it higher"
         )
     used = {"usage": built.ledger.to_json()} if built.ledger.of else {}
     figures = result.to_json() | used

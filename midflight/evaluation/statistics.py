@@ -81,6 +81,8 @@ class EvaluationResult:
     """Trajectories lost to an engine, judge or sandbox: counted wrong above."""
     infrastructure_reasons: dict[str, int] = field(default_factory=dict)
     """See `infrastructure_reasons`."""
+    budget_spent: str = ""
+    """See `budget_spent`."""
 
     @property
     def nothing_scored(self) -> bool:
@@ -165,6 +167,7 @@ def summarise(scored: Sequence[Scored], *, resamples: int = 2000, seed: int = 0)
         stop_reasons={reason.value: stops[reason] for reason in StopReason if stops[reason]},
         infrastructure=stops[StopReason.INFRASTRUCTURE],
         infrastructure_reasons=infrastructure_reasons(item.trajectory for item in scored),
+        budget_spent=budget_spent(item.trajectory for item in scored),
     )
 
 
@@ -181,6 +184,12 @@ def nothing_scored(stops: Collection[str]) -> bool:
 def lost_to_infrastructure(stops: Collection[str]) -> bool:
     """Whether they were all lost, any of them to an infrastructure failure."""
     return StopReason.INFRASTRUCTURE in stops and nothing_scored(stops)
+
+
+def budget_spent(trajectories: Iterable[Trajectory]) -> str:
+    """The budget that ended trajectories, with its key and what was used when it ended the first; empty: none did."""
+    ended = (one.error or "" for one in trajectories if one.stop_reason is StopReason.BUDGET)
+    return next(ended, "")
 
 
 def infrastructure_reasons(trajectories: Iterable[Trajectory]) -> dict[str, int]:

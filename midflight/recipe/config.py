@@ -15,6 +15,7 @@ from midflight.engines.config import BudgetConfig, EngineConfig
 from midflight.errors import UserError
 from midflight.sandbox.options import SandboxOptions
 from midflight.section import MOST_SECONDS, Section
+from midflight.slips import without_keys
 
 
 class LoraConfig(Section):
@@ -376,7 +377,7 @@ class IdleKey(RecipeError):
 
     def __init__(self, key: str, why: str, advice: str) -> None:
         super().__init__(f"{why}; {advice}")
-        self.key, self.why = key, why
+        self.key, self.why = key, without_keys(why)
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:

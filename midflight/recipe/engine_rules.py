@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from midflight.engines.config import OPERATION, EngineConfig
@@ -66,14 +67,20 @@ def check_engines(recipe: Recipe, *, training: bool) -> None:
     _check_budget(recipe)
 
 
-def too_slow(recipe: Recipe, *, training: bool) -> list[str]:
+def asked_at_once(recipe: Recipe, questions: int) -> dict[str, int]:
+    """How many trajectories an evaluation has at once, for `too_slow`."""
+    return {"evaluation.concurrency": min(recipe.evaluation.concurrency, questions * recipe.evaluation.trials)}
+
+
+def too_slow(recipe: Recipe, together: Mapping[str, int]) -> list[str]:
     """A warning for each pace of an engine that cannot carry the trajectories at once within `agent.max_seconds`, if
-    each has one turn. It is no rule: how many turns there will be, and how many questions, nobody knows.
+    each has one turn. It is no rule: how many turns there will be, nobody knows.
+
+    Args:
+        recipe: what the engines and their modules are of.
+        together: how many trajectories are at once, by the key to set for fewer.
     """
-    agent, settings = recipe.agent, recipe.training
-    together = {"evaluation.concurrency": recipe.evaluation.concurrency}
-    if training:
-        together["training.queries_per_step x group_size"] = settings.queries_per_step * settings.group_size
+    agent = recipe.agent
     warnings = []
     for name, engine in recipe.engines.items():
         asking = [module.max_tokens for module in agent.language_models.values() if module.engine == name]
@@ -89,9 +96,10 @@ def too_slow(recipe: Recipe, *, training: bool) -> list[str]:
                     fewer = f"{key} to {carried} or less, or " if carried else ""
                     needed = count * seconds
                     warnings.append(
-                        f"warning: engines.{name}.{pace} = {rate:g}: too slow for {key} = {count} trajectories at "
-                        f"once, which take {needed:.0f} s with one turn each ({amount} {unit}), and agent.max_seconds "
-                        f"= {agent.max_seconds:g}; set {fewer}agent.max_seconds above {math.ceil(needed)}"
+                        f"warning: engines.{name}.{pace} = {rate:g}: too slow for {count} trajectories at once "
+                        f"({key}), which take {needed:.0f} s with one turn each ({amount} {unit}), and "
+                        f"agent.max_seconds = {agent.max_seconds:g}; set {fewer}agent.max_seconds above "
+                        f"{math.ceil(needed)}"
                     )
     return warnings
 

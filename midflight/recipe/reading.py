@@ -23,6 +23,7 @@ from midflight.recipe.own import check_kept_tools
 from midflight.recipe.rules import check, is_task_file
 from midflight.recipe.validating import not_a_section, validate
 from midflight.rendering import plain
+from midflight.slips import place_in, unquoted
 from midflight.store.folder import RunFolder
 from midflight.store.seals import newest_whole
 from midflight.tools import BUILTIN
@@ -197,7 +198,7 @@ def _parse(text: str) -> Any:
     except RecursionError:
         raise RecipeError("not YAML: nested too deeply") from None
     except (ValueError, OverflowError) as error:  # such as the date 2024-99-99
-        raise RecipeError(f"not YAML: a value cannot be read ({error})") from None
+        raise RecipeError(f"not YAML: a value cannot be read ({unquoted(error)})") from None
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
@@ -233,8 +234,13 @@ def validated(data: Mapping[str, Any], file: Path) -> Recipe:
 
 def _yaml_reason(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"line {error.problem_mark.line + 1}: not YAML: {error.problem}"
+        return f"line {error.problem_mark.line + 1}: not YAML: {unquoted(error.problem)}"
     return f"not YAML: {error}"
+
+
+def no_equals(override: str) -> str:
+    """What is wrong with an override that has no `=`; of it, its key alone is shown."""
+    return f"override {place_in(override) or '...'}: no '='; {WRITE}"
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -244,20 +250,20 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
         RecipeError: an override without `=`, without a key, with a value that is not YAML, or through a plain value.
     """
     if isinstance(overrides, str):
-        raise RecipeError(f"overrides = {overrides!r}: must be a list; write [{overrides!r}]")
+        raise RecipeError(f"overrides: must be a list, not a text; write ['{place_in(overrides) or 'key'}=value']")
     changed = copy.deepcopy(dict(data))
     for override in overrides:
         key, equals, text = override.partition("=")
         key = key.strip()
         if not equals:
-            raise RecipeError(f"override {override}: no '='; {WRITE}")
+            raise RecipeError(no_equals(override))
         if not key or not all(key.split(".")):
-            raise RecipeError(f"override {override}: no key before '='; {WRITE}")
+            raise RecipeError(f"override {key}=...: no key before '='; {WRITE}")
         try:
             value = _parse(text)
         except (yaml.YAMLError, RecipeError) as error:
-            reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
-            raise RecipeError(f"override {override}: the value is not YAML ({reason}); quote it") from None
+            reason = unquoted(error.problem if isinstance(error, yaml.MarkedYAMLError) else error)
+            raise RecipeError(f"override {key}=...: the value is not YAML ({reason}); quote it") from None
         _set(changed, key, value)
     return changed
 

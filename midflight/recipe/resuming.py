@@ -20,6 +20,7 @@ from midflight.recipe.config import Recipe, resolved
 from midflight.recipe.own import check_kept_tools, kept_tools
 from midflight.recipe.reading import PATH_KEYS, anchor_paths, path_at, read_yaml, validated
 from midflight.recipe.validating import show
+from midflight.slips import may_be_secret, stated
 from midflight.store.folder import RunFolder
 
 
@@ -75,9 +76,10 @@ def check_run_folder(
     change = first_change(read_recipe(file), recipe)
     if change is not None:
         key, was, now = change
+        other = f"the run in {path} has {'another' if may_be_secret(key, [was, now]) else show(was)}"
         raise UserError(
-            f"{key} = {show(now)}: the run in {path} has {show(was)}; a run keeps its recipe: go on with "
-            f"{going_on(path)}, or start another with --run-dir"
+            f"{stated(key, now, show)}: {other}; a run keeps its recipe: go on with {going_on(path)}, or start another "
+            "with --run-dir"
         )
 
 

@@ -42,12 +42,12 @@ def check_tools(recipe: Recipe, given: Collection[str], known: Collection[str]) 
         called = [load_own(name).name if is_own(name) else name for name in names]
         if len(set(called)) < len(called):
             raise RecipeError(f"{key}: two of them have one name; rename one")
-        for name, data in recipe.agent.tool_options.items():
+        for name in recipe.agent.tool_options:
             if name not in called:
                 hint = did_you_mean(name, called)
                 raise IdleKey(
                     f"agent.tool_options.{name}",
-                    f"agent.tool_options.{name} = {data}: agent.tools does not have it",
+                    f"agent.tool_options.{name}: agent.tools does not have it",
                     f"{hint}add it there, or leave this out",
                 )
         for name, short in zip(names, called, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import types
 import typing
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from midflight.engines.config import EngineConfig
 from midflight.recipe.config import Recipe, RecipeError
+from midflight.slips import SECRET, may_be_secret, stated
 
 COMMON_NAMES = {
     "lr": "training.learning_rate",
@@ -56,12 +56,6 @@ def validate(data: Mapping[str, Any]) -> Recipe:
         raise RecipeError(_reason(data, error)) from None
 
 
-SECRET = re.compile(
-    r"(?:^|[._-])(?:(?:api_?)?keys?|token|secrets?|passwords?)(?:$|[._-])|^engines\..*\.base_url", re.IGNORECASE
-)
-"""Paths of values that are a secret, or may hold one by mistake: they are not shown."""
-
-
 def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
     """Refuse unknown keys with the nearest valid one, and values that would be read as something else."""
     for key, value in data.items():
@@ -69,19 +63,19 @@ def _walk(data: Mapping[str, Any], model: type[BaseModel], prefix: str) -> None:
         field = model.model_fields.get(key)
         if field is None:
             hint = _nearest(key, model, prefix)
-            while isinstance(value, Mapping) and len(value) == 1:  # spell out what was under the misspelt section
+            # What was under the misspelt section is spelt out, but for what is below a secret: it may be the secret.
+            while isinstance(value, Mapping) and len(value) == 1 and not SECRET.search(path):
                 ((below, value),) = value.items()
                 path += f".{below}"
                 hint = hint.removesuffix("?") + f".{below}?" if hint.endswith("?") else hint
-            hidden = model is EngineConfig or SECRET.search(path)
-            raise RecipeError(f"{path if hidden else stated(path, value)}: unknown key; {hint}")
+            raise RecipeError(f"{path if model is EngineConfig else stated(path, value, show)}: unknown key; {hint}")
         kinds = _members(field.annotation)
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         named = named_section(field.annotation)
         if named is not None and isinstance(value, Mapping):
             for name, inner in value.items():
                 if not isinstance(inner, Mapping):
-                    given = f"{path}.{name}" if named is EngineConfig else stated(f"{path}.{name}", inner)
+                    given = f"{path}.{name}" if named is EngineConfig else stated(f"{path}.{name}", inner, show)
                     raise RecipeError(f"{given}: must be a section of key: value pairs")
                 _walk(inner, named, f"{path}.{name}.")
         elif isinstance(value, Mapping) and section is not None:
@@ -141,7 +135,7 @@ def _reason(data: Mapping[str, Any], error: ValidationError) -> str:
     path = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
         return f"{path}: missing; the recipe must set it"
-    value = "..." if SECRET.search(path) else show(first["input"])
+    value = "..." if may_be_secret(path, first["input"]) else show(first["input"])
     if path == "training.group_size" and first["type"] == "greater_than_equal":
         return f"{path} = {value}: a group of one always has advantage 0 (its reward is the mean); set it to 2 or more"
     if first["type"] in ("tuple_type", "list_type"):
@@ -154,16 +148,12 @@ def _reason(data: Mapping[str, Any], error: ValidationError) -> str:
     return f"{path} = {value}: {message}"
 
 
-def stated(path: str, value: Any) -> str:
-    """`path = value`; of what may be a secret the path alone."""
-    return path if SECRET.search(path) else f"{path} = {show(value)}"
-
-
 def not_a_section(path: str, below: str, value: Any) -> str:
     """What is wrong where `below` is set, in a `path` that is a value."""
     if SECRET.search(path):  # what is below it may be the secret itself
         return f"{path}: it is a value, not a section; set {path} itself"
-    return f"{stated(below, value)}: {path} is a value, not a section; set {path} itself"
+    given = below if below.startswith("engines.") else stated(below, value, show)
+    return f"{given}: {path} is a value, not a section; set {path} itself"
 
 
 def show(value: Any) -> str:

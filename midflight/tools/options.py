@@ -22,6 +22,7 @@ from midflight.paths import cache_folder
 from midflight.sandbox.base import Sandbox
 from midflight.sandbox.workspace import StartFiles
 from midflight.section import MOST_SECONDS
+from midflight.slips import may_be_secret, stated
 
 SERVICE_KEYS = ("TAVILY_API_KEY", "SERPER_API_KEY", "BRAVE_API_KEY")
 """The environment variables that built-in tools read keys from."""
@@ -101,12 +102,12 @@ def read_options(model: type[Options], data: object, key: str) -> Options:
         UserError: one line with the key, the value, and the nearest valid name or the bound.
     """
     if not isinstance(data, Mapping):
-        raise UserError(f"{key} = {data}: must be a section of key: value pairs")
+        raise UserError(f"{stated(key, data)}: must be a section of key: value pairs")
     for name, value in data.items():
         if name not in model.model_fields:
             near = difflib.get_close_matches(str(name), model.model_fields, n=1)
             hint = f"did you mean {key}.{near[0]}?" if near else f"valid keys: {', '.join(model.model_fields)}"
-            raise UserError(f"{key}.{name} = {value}: unknown key; {hint}")
+            raise UserError(f"{stated(f'{key}.{name}', value)}: unknown key; {hint}")
     try:
         options = model.model_validate(dict(data), strict=False)
     except ValidationError as error:
@@ -116,9 +117,11 @@ def read_options(model: type[Options], data: object, key: str) -> Options:
             option = f"-o {path.removeprefix(f'{key}.')}=VALUE"
             raise UserError(f"{path}: missing; set it in the recipe, or give 'midflight tools run' {option}") from None
         if first["type"] in ("tuple_type", "list_type"):
-            raise UserError(f"{path} = {first['input']}: must be a list; write [{first['input']}]") from None
+            value = "..." if may_be_secret(path, first["input"]) else first["input"]
+            raise UserError(f"{path} = {value}: must be a list; write [{value}]") from None
         message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-        raise UserError(f"{path} = {first['input']}: {message}") from None
+        given = path if not first["loc"] else stated(path, first["input"])  # of a whole section its place alone
+        raise UserError(f"{given}: {message}") from None
     if options.cache_hours is not None and not model.cacheable:
         raise UserError(
             f"{key}.cache_hours = {options.cache_hours:g}: an equal call may have another result here; leave it out"

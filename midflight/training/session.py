@@ -31,7 +31,7 @@ from midflight.loading import load_named, load_trained, quiet_peft
 from midflight.progress import Progress
 from midflight.recipe import Recipe, resolved
 from midflight.recipe.config import TrainingConfig
-from midflight.recipe.engine_rules import too_slow
+from midflight.recipe.engine_rules import asked_at_once, too_slow
 from midflight.recipe.own import keep_tools, own_tools
 from midflight.recipe.resuming import save_recipe
 from midflight.recipe.tool_rules import has_frozen_models
@@ -78,12 +78,16 @@ class Session(ABC):
             self._make(made, tools)
             made.pop_all()
 
+    def _together(self) -> dict[str, int]:
+        """How many trajectories are at once, by the key to set for fewer."""
+        return asked_at_once(self.recipe, len(self.eval_tasks))
+
     def _make(self, made: ExitStack, tools: Sequence[Tool] | None) -> None:
         recipe, progress = self.recipe, self.progress
         toolset = toolset_of(recipe, tools, lambda name: self.frozen if name is None else named.by_name[name])
         made.callback(toolset.close)
         self.own_tools = own_tools(recipe, tools)
-        for line in too_slow(recipe, training=True):
+        for line in too_slow(recipe, self._together()):
             progress.note(line)
         named = engines_of(recipe, progress.note)
         self.named, self.ledger = named.closing, named.ledger

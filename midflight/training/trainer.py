@@ -102,6 +102,10 @@ class Trainer(Session):
         self.stream = TaskStream(source, recipe.seed, training.curriculum, training.most_queries)
         super().__init__(recipe, recipe.training, run_dir, progress, tools, held_out)
 
+    def _together(self) -> dict[str, int]:
+        rollouts = self.settings.queries_per_step * self.settings.group_size
+        return super()._together() | {"training.queries_per_step x group_size": rollouts}
+
     def _step(self, store: Store, run_id: int, step: int) -> dict[str, Any]:
         began = time.monotonic()
         self._forget()  # a step begins with empty prefix trees, as after a resume: the same rounding

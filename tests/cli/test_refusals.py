@@ -229,7 +229,7 @@ def test_a_full_disk_is_one_line(stub: Stub, error: OSError, said: str, capsys: 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["train", "quickstart", "training.steps=\x1b[2J"], "override training.steps=?[2J: "),
+        (["train", "quickstart", "training.st\x1b[2Jeps=1"], "training.st?[2Jeps = 1: unknown key; "),
         (["train", "a\x1b[31m\x00"], "recipe a?[31m?: no such file or recipe"),
         (["train", "a" * 5000], "File name too long"),
         (["train", "quickstart", "seed=" + "[" * 3000], "nested too deeply"),

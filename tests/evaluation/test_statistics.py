@@ -90,6 +90,7 @@ def test_why_trajectories_were_lost_is_one_line_each_however_often_tried() -> No
         ("s: HTTP 403", 3),
         ("s: HTTP 401", 1),
     ]
+    assert result.budget_spent == "spent" and summarise(down).budget_spent == ""
     assert infrastructure_reasons([lost("x" * 400).trajectory]) == {"x" * 297 + "...": 1}
 
 
@@ -113,7 +114,7 @@ def test_a_result_comes_back_equal_from_its_file(tmp_path: Path) -> None:
         result.save(tmp_path / name)
         assert EvaluationResult.load(tmp_path / name) == result
     record = summarise(MIXED).to_json()
-    del record["infrastructure_reasons"]  # as earlier versions wrote it
+    del record["infrastructure_reasons"], record["budget_spent"]  # as earlier versions wrote it
     assert EvaluationResult.from_json(record) == summarise(MIXED)
     assert summarise(MIXED[:2]).three_or_more is None
 

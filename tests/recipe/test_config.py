@@ -107,7 +107,10 @@ def test_paths_are_relative_to_the_recipe_and_in_overrides_to_the_current_folder
             "training.steps",
             "override training.steps: no '='; write key=value, with no spaces around '=', such as training.steps=10",
         ),
-        ("=3", "override =3: no key before '='; write key=value, with no spaces around '=', such as training.steps=10"),
+        (
+            "=3",
+            "override =...: no key before '='; write key=value, with no spaces around '=', such as training.steps=10",
+        ),
         ("seed.x=1", "seed.x = 1: seed is a value, not a section; set seed itself"),
         ("agent.planner=3", "agent.planner = 3: must be a section of key: value pairs"),
         ("agent.planner.format=ful", "agent.planner.format = ful: must be 'compact' or 'full'"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from midflight.recipe import RecipeError, load_recipe
-from midflight.recipe.engine_rules import too_slow
+from midflight.recipe.engine_rules import asked_at_once, too_slow
 from midflight.recipe.resuming import first_change
 
 SERVED = """\
@@ -319,13 +319,14 @@ def test_what_is_wrong_with_the_engine_of_all_names_its_key(recipe: Path) -> Non
 
 def test_a_pace_that_cannot_carry_the_trajectories_at_once_is_warned_of_with_what_to_set(recipe: Path) -> None:
     def said(*overrides: str) -> list[str]:
-        return too_slow(load_recipe(str(recipe), overrides, training=False), training=False)
+        settings = load_recipe(str(recipe), overrides, training=False)
+        return too_slow(settings, asked_at_once(settings, questions=64))
 
     assert said("engines.judge.requests_per_minute=96") == said("engines.judge.tokens_per_minute=1e6") == []
     assert said("engines.judge.requests_per_minute=30") == [
-        "warning: engines.judge.requests_per_minute = 30: too slow for evaluation.concurrency = 64 trajectories at "
-        "once, which take 384 s with one turn each (3 requests), and agent.max_seconds = 120; set "
-        "evaluation.concurrency to 20 or less, or agent.max_seconds above 384"
+        "warning: engines.judge.requests_per_minute = 30: too slow for 64 trajectories at once (evaluation.concurrency)"
+        ", which take 384 s with one turn each (3 requests), and agent.max_seconds = 120; set evaluation.concurrency "
+        "to 20 or less, or agent.max_seconds above 384"
     ]
     assert said("engines.judge.requests_per_minute=30", "evaluation.concurrency=20") == []
     (line,) = said("engines.judge.tokens_per_minute=100", "evaluation.concurrency=1")
@@ -333,10 +334,13 @@ def test_a_pace_that_cannot_carry_the_trajectories_at_once_is_warned_of_with_wha
         "take 235 s with one turn each (392 new tokens), and agent.max_seconds = 120; set agent.max_seconds above 236"
     )
     settings = load_recipe(str(recipe), ["engines.judge.requests_per_minute=30"], training=False)
-    assert (
-        "128 trajectories"
-        in too_slow(
-            settings.model_copy(update={"training": settings.training.model_copy(update={"group_size": 16})}),
-            training=True,
-        )[1]
-    )
+    together = {**asked_at_once(settings, questions=5), "training.queries_per_step x group_size": 128}
+    (line,) = too_slow(settings, together)
+    assert "too slow for 128 trajectories at once (training.queries_per_step x group_size), which take 768 s" in line
+
+
+def test_an_evaluation_has_no_more_at_once_than_it_asks(recipe: Path) -> None:
+    given = ["evaluation.trials=3", "evaluation.concurrency=8", "agent.planner.eval_temperature=0.5"]
+    settings = load_recipe(str(recipe), given, training=False)
+    counts = [asked_at_once(settings, questions) for questions in (0, 2, 100)]
+    assert counts == [{"evaluation.concurrency": count} for count in (0, 6, 8)]

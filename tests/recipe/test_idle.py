@@ -79,7 +79,7 @@ def test_a_shipped_recipe_goes_onto_a_server(name: str, capsys: pytest.CaptureFi
         ),
         (
             ["agent.tools=[python]"],
-            ["agent.tool_options.calculator = {'max_calls': 2}: agent.tools does not have it"],
+            ["agent.tool_options.calculator: agent.tools does not have it"],
         ),
         (
             ["agent.tools=[calculator]"],

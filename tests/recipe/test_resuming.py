@@ -113,3 +113,17 @@ def test_files_that_no_run_began_with_are_left_alone(name: str, examples: Path, 
     with pytest.raises(UserError, match="is not empty and holds no recipe.yaml, so no run; name another folder"):
         begin(folder)
     assert (folder.path / name).read_text() == "mine" and not folder.beginning.exists()
+
+
+def test_a_change_of_what_may_be_a_key_is_named_and_not_shown(tmp_path: Path) -> None:
+    def own(header: str) -> Recipe:
+        server = f"{{url: 'http://127.0.0.1:1/mcp', headers: {{Authorization: {header}}}}}"
+        return load_recipe("quickstart", [f"agent.mcp_servers.shop={server}"])
+
+    folder = RunFolder(tmp_path / "run").create()
+    save_recipe(own("FIRST"), folder)
+    with pytest.raises(UserError) as caught:
+        check_run_folder(folder.path, own("SECOND"), resume=True)
+    assert str(caught.value).startswith(
+        f"agent.mcp_servers.shop.headers.Authorization: the run in {folder.path} has another; a run keeps its "
+    )

@@ -209,7 +209,7 @@ def test_the_file_that_is_trained_on_is_not_what_it_is_measured_on(small: Path, 
 
 
 def test_overrides_are_a_list(small: Path) -> None:
-    with pytest.raises(RecipeError, match=r"^overrides = 'seed=3': must be a list; write \['seed=3'\]$"):
+    with pytest.raises(RecipeError, match=r"^overrides: must be a list, not a text; write \['seed=value'\]$"):
         load_recipe(str(small), "seed=3")
 
 

@@ -275,7 +275,7 @@ def test_servers_come_from_the_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("agent.mcp_servers.shop={}", "agent.mcp_servers.shop = {}: give either command or url"),
+        ("agent.mcp_servers.shop={}", "agent.mcp_servers.shop: give either command or url"),
         ("agent.mcp_servers.a.b={url: x}", "agent.mcp_servers.a.b = {'url': 'x'}: unknown key; valid keys: "),
         ("agent.mcp_servers={a.b: {url: x}}", "agent.mcp_servers.a.b: name it with 1 to 32 letters"),
         (
@@ -284,9 +284,9 @@ def test_servers_come_from_the_recipe(tmp_path: Path) -> None:
         ),
         (
             "agent.mcp_servers.a={url: x, env: [A]}",
-            "agent.mcp_servers.a = {'url': 'x', 'env': ['A']}: env does nothing with",
+            "agent.mcp_servers.a: env does nothing with url; leave it out",
         ),
-        ("agent.mcp_servers.a={command: [x], headers: {A: B}}", "agent.mcp_servers.a = {'command': ['x'], 'headers': "),
+        ("agent.mcp_servers.a={command: [x], headers: {A: B}}", "agent.mcp_servers.a: headers do nothing with command"),
         ("agent.tools=[]", "agent.tools = []: there is nothing to choose; name a tool, or give agent.mcp_servers"),
     ],
 )

@@ -15,6 +15,7 @@ import atexit
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 import threading
@@ -79,6 +80,8 @@ class McpServer(ToolOptions):
                 raise ValueError(f"{name} does nothing with url; leave it out")
         if self.headers and self.url is None:
             raise ValueError("headers do nothing with command; leave them out")
+        if not all(re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) for name in (*self.env, *self.headers.values())):
+            raise ValueError("env and headers take names of environment variables, such as SHOP_TOKEN, and never a key")
         return self
 
     @property
