@@ -88,8 +88,16 @@ async def test_solve_and_eval_run_without_torch_and_say_what_was_used(tmp_path: 
         assert "calculator: 6 * 7" in out and "It is 42 Bearer [key]." in out
         assert "planner on strong: 2 requests, 100 prompt + 20 completion tokens, cost 0.0002" in err
         assert "generator on strong: 1 requests, 50 prompt + 9 completion tokens, cost 0.0001" in err
-        code, evaluated, said = await command("eval", recipe, "--json")
+        kept = tmp_path / "kept.jsonl"
+        code, evaluated, said = await command("eval", recipe, "--json", "--trajectories", str(kept))
         assert (code, said.splitlines()[-1]) == (0, "light"), said
+        (line,) = map(json.loads, kept.read_text().splitlines())
+        assert (line["task"]["id"], line["reward"], line["trajectory"]["stop_reason"]) == ("q", 1.0, "finished")
+        turn = line["trajectory"]["turns"][0]
+        assert (turn["call"]["arguments"], turn["result"]["text"]) == ({"expression": "6 * 7"}, "42")
+        assert turn["generation"]["text"].startswith("Sub-goal: multiply") and KEY not in kept.read_text()
+        code, _, refusal = await command("eval", recipe, "--trajectories", str(kept))
+        assert code == 2 and f"--trajectories {kept}: exists; name a new file" in refusal
         result = json.loads(evaluated)
         assert result["n"] == 1 and result["usage"]["total"]["requests"] == 3
         prompts = b"".join(request.body for request in server.requests)

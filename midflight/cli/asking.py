@@ -80,6 +80,9 @@ def evaluate(
     model: ModelOption = None,
     overrides: AskingOverrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    trajectories: Annotated[
+        Path | None, typer.Option(help="A new file for each trajectory as it ends, a line of JSON each.")
+    ] = None,
 ) -> None:
     """Measure a model on the recipe's held-out questions; without --model that of a run folder given as recipe.
 
@@ -98,7 +101,7 @@ def evaluate(
     from midflight.rendering import losses, unscored
 
     progress = Progress()
-    text, data = evaluate_model(settings, model, progress)
+    text, data = evaluate_model(settings, model, progress, trajectories)
     print(json.dumps(data) if as_json else text)
     if data["accuracy"] is None:
         why = unscored(data["stop_reasons"], data["budget_spent"], data["infrastructure_reasons"])
