@@ -27,9 +27,12 @@ async def ask_all(base_url: str, model: str) -> list[Trajectory]:
     modules = LLMPlanner(engine), LLMExecutor(engine), LLMVerifier(engine), LLMGenerator(engine)
     flow = AgentFlow(*modules, make_toolset(["stock"], given=[stock]), max_turns=4, memory_tokens=4000)
     runs = await asyncio.gather(*(flow.run(Query(f"How many {item} do we have?")) for item in STOCK))
-    print(*engine.ledger.lines(), sep="\n")
+    used = engine.ledger.total
+    print(f"{used.requests} requests, {used.prompt_tokens} prompt + {used.completion_tokens} completion tokens")
     return runs
 
 
-for run in asyncio.run(ask_all(*sys.argv[1:3])):
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+for run in asyncio.run(ask_all(*sys.argv[1:])):
     print(run.query.text, run.stop_reason, run.answer.text if run.answer else run.error)

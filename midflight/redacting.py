@@ -11,12 +11,15 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import combinations
 from typing import Any
 from urllib.parse import quote
 
 HIDDEN = "[key]"
 SHORTEST_KEY = 8
 """Characters: to take a shorter value out would change texts that have it by chance."""
+_KEPT = "/+=:@"
+"""Signs of keys that addresses may have as they are."""
 SHORTEST_PART = 4
 """Characters of the beginning of a key that are hidden where a text was cut."""
 PLACEHOLDERS = frozenset(
@@ -69,10 +72,14 @@ def spellings(keys: Iterable[str | None]) -> list[str]:
 def _spellings(key: str) -> frozenset[str]:
     """In addresses, HTML, JSON within text and Python: the key alone, where it is of letters, digits, `-` and `_`."""
     quoted = json.dumps(key)[1:-1]
-    urls = {quote(key, safe=""), quote(key)}
+    kept = [sign for sign in _KEPT if sign in key]  # each of these is escaped by some and left by others
+    urls = {quote(key, safe="".join(some)) for count in range(len(kept) + 1) for some in combinations(kept, count)}
     urls |= {re.sub("%..", lambda code: code[0].lower(), url) for url in urls}
     slashed = {key.replace("/", "\\/"), quoted.replace("/", "\\/")}
-    return frozenset({key, quoted, *urls, *slashed, html.escape(key), html.escape(key, quote=False), repr(key)[1:-1]})
+    pages = {html.escape(key), html.escape(key, quote=False)}
+    for code in ("&#{};", "&#x{:x};", "&#x{:X};"):
+        pages.add("".join(code.format(ord(sign)) if sign in "/+=" else sign for sign in key))
+    return frozenset({key, quoted, *urls, *slashed, *pages, repr(key)[1:-1]})
 
 
 def _replaced(text: str, spelt: list[str]) -> str:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 
 from midflight.agent.memory import verdict_text
-from midflight.agent.types import Turn
+from midflight.agent.types import Claim, Turn
 from midflight.tools.base import FINISH
 
 
@@ -38,6 +38,13 @@ def render_turn(turn: Turn) -> str:
         reason = f": {plain(said)}" if said else ""
         lines.append(f"  verdict {'stop' if turn.verdict.stop else 'continue'}{reason}")
     return "\n".join(lines)
+
+
+def render_claim(claim: Claim) -> str:
+    """A claim and what supports it, on one line."""
+    named = [f"turn {number}" for number in claim.turns] + [plain(source, 120) for source in claim.sources]
+    support = f"supported by {', '.join(named)}" if claim.supported else "unsupported"
+    return f"{plain(claim.text)}  ({support})"
 
 
 def _says_more(turn: Turn) -> bool:

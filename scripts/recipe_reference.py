@@ -23,8 +23,9 @@ from midflight.sandbox import options
 HEAD = """\
 # Recipe keys
 
-A recipe is YAML with these keys; on the command line a key is changed by its path: `training.steps=10`. What is not
-given has its default. The [shipped recipes](../recipes) give many keys; `midflight train RECIPE --dry-run` prints a
+A recipe is YAML with these keys; on the command line a key is changed by its path: `training.steps=10`. Files and
+folders are relative to the recipe that names them, on the command line to the folder you are in. What is not given has
+its default. The [shipped recipes](../recipes) give many keys; `midflight train RECIPE --dry-run` prints a
 recipe with all of them.
 
 This page is made by `scripts/recipe_reference.py` from `midflight/recipe/config.py`, `midflight/engines/config.py` and

@@ -38,6 +38,6 @@ async def test_an_agent_on_a_server_answers_many_questions_at_once() -> None:
         said, _ = await program.communicate()
         usage, *answers = said.decode().splitlines()
         assert program.returncode == 0 and server.most_at_once == 8
-        assert usage == " on server: 32 requests, 224 prompt + 96 completion tokens"
+        assert usage == "32 requests, 224 prompt + 96 completion tokens"
         assert answers[0] == "How many bolts do we have? verified 120" and len(answers) == 8
         assert answers[-1] == "How many clamps do we have? verified 27"

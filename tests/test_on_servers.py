@@ -88,8 +88,16 @@ async def test_solve_and_eval_run_without_torch_and_say_what_was_used(tmp_path: 
         assert "calculator: 6 * 7" in out and "It is 42 Bearer [key]." in out
         assert "planner on strong: 2 requests, 100 prompt + 20 completion tokens, cost 0.0002" in err
         assert "generator on strong: 1 requests, 50 prompt + 9 completion tokens, cost 0.0001" in err
-        code, evaluated, said = await command("eval", recipe, "--json")
+        kept = tmp_path / "kept.jsonl"
+        code, evaluated, said = await command("eval", recipe, "--json", "--trajectories", str(kept))
         assert (code, said.splitlines()[-1]) == (0, "light"), said
+        (line,) = map(json.loads, kept.read_text().splitlines())
+        assert (line["task"]["id"], line["reward"], line["trajectory"]["stop_reason"]) == ("q", 1.0, "finished")
+        turn = line["trajectory"]["turns"][0]
+        assert (turn["call"]["arguments"], turn["result"]["text"]) == ({"expression": "6 * 7"}, "42")
+        assert turn["generation"]["text"].startswith("Sub-goal: multiply") and KEY not in kept.read_text()
+        code, _, refusal = await command("eval", recipe, "--trajectories", str(kept))
+        assert code == 2 and f"--trajectories {kept}: exists; name a new file" in refusal
         result = json.loads(evaluated)
         assert result["n"] == 1 and result["usage"]["total"]["requests"] == 3
         prompts = b"".join(request.body for request in server.requests)
@@ -172,7 +180,7 @@ async def test_a_shipped_recipe_runs_on_a_server_by_the_documented_command(tmp_p
         code, out, err = await command(*here)
         models = {body["model"] for body in server.bodies}
     assert (program, code, err.splitlines()[-1]) == ("midflight", 0, "light"), err
-    assert f"  result  supported {claim}\n" in out and out.endswith("\n1611\n")
+    assert f"  result  supported {claim}\n" in out and out.endswith("\n1611\n  claim   1611  (supported by turn 1)\n")
     assert asked == list(script) and models == {"Qwen/Qwen3-32B"}
     assert "tools on strong: 1 requests, 7 prompt + 3 completion tokens" in err
     assert "model.context_length: does nothing, as every module names an engine; left out" in err
@@ -301,3 +309,19 @@ def test_a_missing_key_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert str(caught.value) == (
         "engines.strong.key_variable = STRONG_KEY: not set in the environment; export STRONG_KEY=..."
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("Bearer sk-0123456789", "a space, which no key has; set it to the key alone, without Bearer"),
+        ("sk-01234 56789", "a space, which no key has; set it to the key alone"),
+        ("sk-01234é56789", "a line break or a sign that is not of ASCII, which no key has; set it to the key alone"),
+    ],
+)
+def test_a_key_that_is_none_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, said: str) -> None:
+    monkeypatch.setenv("STRONG_KEY", key)
+    recipe: Any = load_recipe(str(written(tmp_path, "http://127.0.0.1:1/v1")), training=False)
+    with pytest.raises(UserError) as caught:
+        build_agent(recipe)
+    assert str(caught.value) == f"engines.strong.key_variable = STRONG_KEY: its value has {said}"

@@ -37,19 +37,19 @@ _EXPECTED: dict[Style, str] = {
 }
 _COMPACT = re.compile(r" ?(?P<tool>[^\s:]+): (?P<context>[^\n]+)\n?")
 _COMPACT_FINISH = re.compile(rf" ?{FINISH}\n?")
-_FULL = re.compile(r"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: (?P<tool>[^\s:]+)\nContext: (?P<context>.+?)\n*", re.DOTALL)
+_FULL = re.compile(r"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: (?P<tool>[^\s:]+)\nContext: (?P<context>.+)", re.DOTALL)
 _FULL_FINISH = re.compile(rf"Sub-goal: (?P<sub_goal>[^\n]+)\nTool: {FINISH}(\nContext:(?P<context>.*))?\s*", re.DOTALL)
 _CLASS = r"\[(?!\^)(?:[^\]\\\n]|\\[^nrsSDWpPbBxu])+\]"
 _SIMPLE_PATTERN = re.compile(rf"\^?((?:{_CLASS}|\({_CLASS}(?:\|\w+)*\))(?:\{{[1-9]\d*(?:,\d*)?\}}|\+))\$?")
 _LINE = "[^ \\t\\r\\n][^\\r\\n]{0,%d}"
 _NUMBER = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]*\.[0-9]+|[0-9]+")
 _PLAIN_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-_BLANKS = " \t\r\n"
-"""Of these alone no field is; the grammar has none that begins with one."""
 _EDGE = " \\t\\r\\n.,;:?!"
 _QUOTABLE = 2000
 """Characters of the question that can be quoted."""
 _REFERENCE = re.compile(r"#([0-9]+)")
+_MOST_DIGITS = 10
+"""Of the number of a turn, with any zeros before it; Python reads no number of thousands."""
 
 
 class ReferenceNotFound(ValueError):
@@ -67,19 +67,20 @@ def parse_action(generation: Generation, format: Style) -> tuple[Action | None, 
     if generation.finish_reason is FinishReason.LENGTH and not (format == "compact" and text.endswith("\n")):
         return None, f"the text was cut off by the token limit; {_EXPECTED[format]}"
     finish = (_COMPACT_FINISH if format == "compact" else _FULL_FINISH).fullmatch(text) if FINISH in text else None
-    if finish:
-        fields = finish.groupdict()
-        return Action(fields.get("sub_goal", ""), FINISH, (fields.get("context") or "").strip()), ""
-    match = (_COMPACT if format == "compact" else _FULL).fullmatch(text)
-    if match is None or match["tool"] == FINISH:
+    match = finish or (_COMPACT if format == "compact" else _FULL).fullmatch(text)
+    if match is None or match is not finish and match["tool"] == FINISH:
         thinks = format == "full" and ("<think>" in text or "</think>" in text)
         return (
             None,
             f"{'a thought is one block from <think> to </think>, before the action; ' * thinks}{_EXPECTED[format]}",
         )
-    if format == "full" and not (match["sub_goal"].strip(_BLANKS) and match["context"].strip(_BLANKS)):
+    fields = match.groupdict()
+    sub_goal, context = fields.get("sub_goal", ""), fields.get("context") or ""
+    if format == "full" and not sub_goal.strip() or match is not finish and not context.strip():
         return None, f"a sub-goal and a context are more than blanks; {_EXPECTED[format]}"
-    return Action(match.groupdict().get("sub_goal", ""), match["tool"], match["context"]), ""
+    if match is finish:
+        return Action(sub_goal, FINISH, context.strip()), ""
+    return Action(sub_goal, match["tool"], context.rstrip("\n")), ""
 
 
 def parse_json_action(generation: Generation) -> tuple[Action | None, str]:
@@ -140,9 +141,9 @@ def resolve(context: str, turns: Sequence[Turn]) -> str:
     results = _results(turns)
 
     def found(match: re.Match[str]) -> str:
-        text = results.get(int(match[1]))
+        text = results.get(int(match[1])) if len(match[1]) < _MOST_DIGITS else None
         if text is None:
-            raise ReferenceNotFound(f"{match[0]} refers to no result; turns with one: {_listed(results)}")
+            raise ReferenceNotFound(f"{match[0][:40]} refers to no result; turns with one: {_listed(results)}")
         return text if match[0] == context or _PLAIN_NUMBER.fullmatch(text) else f"({text})"
 
     return _REFERENCE.sub(found, context)

@@ -137,6 +137,7 @@ class AgentFlow:
                             result = await self._replayed(run, call)
                             if result != turn.result and on_difference is not None:
                                 on_difference(turn, result)
+                    run.waits.seconds.clear()
                 async with _limit(self.max_seconds, cancel) as limit:
                     stop_reason = await self._loop(run, on_turn, analyse=analysis is None)
                     error = run.problem
@@ -254,7 +255,7 @@ class AgentFlow:
                     action, run.toolset, self.tool_seconds, run.query.seed, index, run.waits.end
                 )
             except InfrastructureError as error:
-                if not run.waits.waiting:  # the call was made, and may have done what it does; its `retries` are over
+                if not run.waits.of_module:  # the call was made, and may have done what it does; its `retries` are over
                     raise GivenUp(str(error)) from error
                 raise
 

@@ -34,7 +34,7 @@ ANSWER: /[^ \\t\\r\\n][^\\r\\n]*/
 MOST_SHOWN = 200
 """Characters of a text that holds no answer."""
 _ANSWER = re.compile(r"^Answer: (\S[^\n]*)(\n?)", re.MULTILINE)
-_TURN = r"\[[Tt]urns? (\d{1,9}(?:(?:, |; | and )(?:turn )?\d{1,9}){0,99})(?:: ([^\[\]\n]{1,500}))?\]"
+_TURN = r"\[[Tt]urns? (\d{1,9}(?:(?:, |; | and )(?:[Tt]urn )?\d{1,9}){0,99})(?:: ([^\[\]\n]{1,500}))?\]"
 _MARK = re.compile(rf"(?<!\s)\s*{_TURN}")
 _CLAIM = ("text", "turns", "sources")
 _SCHEMA = object_schema(
@@ -158,7 +158,7 @@ def parse_answer(generation: Generation, results: Mapping[int, str]) -> Answer:
     result of their turn holds.
     """
     text = said(generation.text)
-    line = _ANSWER.search(text)
+    line = None if text.startswith("<think>") else _ANSWER.search(text)  # in a thought without an end nothing is said
     if line is None or text[line.end() :].strip():
         return Answer("")
     if generation.finish_reason is FinishReason.LENGTH and not line[2]:

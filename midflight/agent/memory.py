@@ -63,11 +63,11 @@ class Memory:
             raise ValueError(f"turn {turn.index} cannot follow {len(self._turns)} turns")
         self._turns.append(turn)
 
-    def parts(self, budget_tokens: int, count_tokens: CountTokens, style: Style) -> tuple[str, ...]:
+    def parts(self, budget_tokens: int, count_tokens: CountTokens, style: Style, beside: int = 0) -> tuple[str, ...]:
         """One text a turn, each ending in a line break, of at most `budget_tokens` tokens together.
 
         A result longer than half the budget is cut in the middle. While the sum is over the budget, the oldest turn
-        not yet folded loses its result.
+        not yet folded loses its result; so too, as far as that goes, to make room for `beside` tokens of another text.
 
         Raises:
             PromptTooLong: over the budget with all results folded.
@@ -79,10 +79,10 @@ class Memory:
         for turn in self._turns[len(rendered.parts) :]:
             rendered.add(_part(turn, style, budget_tokens // 2, count_tokens))
         total, parts = rendered.total, rendered.parts
-        if total > budget_tokens:
+        if total > budget_tokens - beside:
             parts = list(parts)
             for position, turn in enumerate(self._turns):
-                if total <= budget_tokens:
+                if total <= budget_tokens - beside:
                     break
                 if position == len(rendered.folded):
                     rendered.folded.append(_part(turn, style, 0, count_tokens))

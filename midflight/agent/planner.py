@@ -19,6 +19,7 @@ from midflight.agent.memory import Memory, Style
 from midflight.agent.prompting import one_line, query_part, request_seed, template
 from midflight.agent.types import Action, Query
 from midflight.engines.base import Engine, GenerateRequest, Generation, Message, Sampling, Structure, structure_of
+from midflight.engines.thoughts import said
 from midflight.records import record
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class LLMPlanner:
 
 @dataclass(frozen=True)
 class LLMAnalyst:
-    """A language model that writes the query analysis as free text."""
+    """A language model that writes the query analysis as free text; see also `said`."""
 
     engine: Engine
     sampling: Sampling = field(default_factory=Sampling)
@@ -174,7 +175,7 @@ class LLMAnalyst:
             Message("user", (query_part(query.text, ""), sections["tail"].substitute())),
         )
         sampling = self.sampling.seeded(request_seed(query.seed, "analyst", 0))
-        return (await self.engine.generate(GenerateRequest(messages, sampling))).text.strip()
+        return said((await self.engine.generate(GenerateRequest(messages, sampling))).text).strip()
 
 
 _INSTRUCTIONS: WeakKeyDictionary[Toolset, dict[tuple[str, bool, bool, bool, str], str]] = WeakKeyDictionary()

@@ -18,7 +18,7 @@ from midflight.seeds import derive
 __all__ = ["cut_middle", "fenced", "field", "one_line", "query_part", "request_seed", "template", "template_fault"]
 
 REQUIRED = {"tools", "schema", "format", "references", "context", "turns_left"}
-_SECTION = re.compile(r"^\[(\w+)\]\n", re.MULTILINE)
+_SECTION = re.compile(r"^\[(\w+)\][ \t]*\n", re.MULTILINE)
 _BUILT_IN = {
     file.name.removesuffix(".txt"): file.read_text(encoding="utf-8")
     for file in (resources.files("midflight.agent") / "prompts").iterdir()
@@ -47,8 +47,8 @@ def template_fault(name: str, own: str) -> str | None:
     `$references`, `$context` and `$turns_left` have to be where they are there.
     """
     known = template(name)
-    names = _SECTION.findall(own)
-    if not names or own[: own.index(f"[{names[0]}]\n")].strip():
+    first, names = _SECTION.search(own), _SECTION.findall(own)
+    if first is None or own[: first.start()].strip():
         return f"does not begin with a line such as [{next(iter(known))}]"
     twice = sorted({section for section in names if names.count(section) > 1})
     if twice:

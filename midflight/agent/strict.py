@@ -13,25 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from midflight.engines.base import FinishReason, Generation
+from midflight.engines.thoughts import said
 
 __all__ = ["object_schema", "parse_fields", "parse_object", "said"]
 
-
-_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 _FENCED = re.compile(r"```(?:json)?\n(.*)\n```\s*", re.DOTALL)
-
-
-def said(text: str) -> str:
-    """`text` without blank lines in front of it, and without the thought that reasoning models begin with.
-
-    That is one whole block, `<think>` to `</think>`, as they leave it where their server does not take it out.
-    """
-    if text[:1].isspace():
-        text = text.lstrip()
-    if text.startswith("<think>"):
-        thought = _THOUGHT.match(text)
-        text = text[thought.end() :] if thought else text
-    return text
 
 
 def parse_object(generation: Generation) -> dict[str, Any]:

@@ -27,7 +27,7 @@ REASON: /[^ \\t\\r\\n][^\\r\\n]{0,199}/
 """
 _VERDICT = re.compile(
     r"Result: (?P<result>valid|invalid)\nMemory: (?P<memory>sufficient|insufficient)\n"
-    r"Contradictions: (?P<contradictions>\S[^\n]*)\nReason:(?P<reason>[^\n]*)\s*"
+    r"Contradictions: (?P<contradictions>\S[^\n]*)\nReason:(?P<reason>[^\n]*)(?:\n\s*)?"
 )
 _NONE = re.compile(r"none\.?", re.ASCII | re.IGNORECASE)
 _TURNS = re.compile(r"turns? [1-9][0-9]{0,8}(?:(?:,|,? and) (?:turn )?[1-9][0-9]{0,8})+\.?", re.ASCII | re.IGNORECASE)
@@ -131,7 +131,8 @@ class LLMVerifier:
             result_tokens=memory.budget_tokens // 2,
             count_tokens=self.engine.count_tokens,
         )
-        turns = memory.parts(memory.budget_tokens, self.engine.count_tokens, "full")
+        beside = self.engine.count_tokens(latest)
+        turns = memory.parts(memory.budget_tokens, self.engine.count_tokens, "full", beside)
         messages = (
             Message("system", (system + "\n",)),
             Message("user", (query_part(query.text, analysis), *turns, latest, sections["tail"].substitute())),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 import typer
 
@@ -27,6 +28,7 @@ ClickException: type[BaseException] = next(
 
 def main() -> None:
     """The console script."""
+    _streams()
     signals.catch()
     code = run(sys.argv[1:])
     if code > SIGNALLED:  # the engine's thread may be in the middle of a batch that nobody waits for any more
@@ -34,6 +36,21 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _streams() -> None:
+    """Make output that cannot fail: into nothing where a daemon's was closed, and with escapes for what a model wrote
+    and the terminal's encoding has not."""
+    for descriptor in range(3):  # else the next file that is opened would be in its place
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def run(arguments: Sequence[str]) -> int:

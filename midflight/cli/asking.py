@@ -38,7 +38,7 @@ def solve(
     from midflight.agent.types import Query, Turn
     from midflight.building import build_agent
     from midflight.progress import Progress
-    from midflight.rendering import plain, render_turn
+    from midflight.rendering import printable, render_claim, render_turn
 
     def show(turn: Turn) -> None:
         print(render_turn(turn), flush=True)
@@ -59,10 +59,10 @@ def solve(
         )
     if not trajectory.answer.text:
         raise EngineError(f"no answer: {trajectory.stop_reason}: {trajectory.error or 'the agent ended without one'}")
-    print(f"\n{trajectory.answer.text}")
-    for claim in trajectory.answer.claims:
-        if not claim.supported:
-            print(f"unsupported: {plain(claim.text)}")
+    print("\n" + "\n".join(map(printable, trajectory.answer.text.split("\n"))))
+    if settings.agent.generator.kind == "llm":
+        for claim in trajectory.answer.claims:
+            print(f"  claim   {render_claim(claim)}")
 
 
 def _check_words(question: str, others: Sequence[str]) -> None:
@@ -80,6 +80,9 @@ def evaluate(
     model: ModelOption = None,
     overrides: AskingOverrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    trajectories: Annotated[
+        Path | None, typer.Option(help="A new file for each trajectory as it ends, a line of JSON each.")
+    ] = None,
 ) -> None:
     """Measure a model on the recipe's held-out questions; without --model that of a run folder given as recipe.
 
@@ -98,7 +101,7 @@ def evaluate(
     from midflight.rendering import losses, unscored
 
     progress = Progress()
-    text, data = evaluate_model(settings, model, progress)
+    text, data = evaluate_model(settings, model, progress, trajectories)
     print(json.dumps(data) if as_json else text)
     if data["accuracy"] is None:
         why = unscored(data["stop_reasons"], data["budget_spent"], data["infrastructure_reasons"])

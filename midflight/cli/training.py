@@ -151,6 +151,8 @@ def print_report(folder: Path) -> None:
 
         print(read_report(RunFolder(folder)), end="")
     elif evaluates(folder):
+        with RunFolder(folder).locked():  # by a process that trains there, which has the report to make
+            pass
         raise UserError(f"run {folder}: no report yet; finish it with: {going_on(folder)}")
     else:
         print(f"{folder} has no held-out questions, so no report; its steps are in {RunFolder(folder).metrics}")

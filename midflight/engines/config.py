@@ -54,9 +54,9 @@ class EngineConfig(Section):
     """Most tokens of prompt and answer."""
     concurrency: int = Field(default=64, ge=1, le=1_000_000)
     """Requests under way at a time."""
-    requests_per_minute: float | None = Field(default=None, gt=0, le=1e12)
+    requests_per_minute: float | None = Field(default=None, ge=1e-6, le=1e12)
     """Null: as many as come."""
-    tokens_per_minute: float | None = Field(default=None, gt=0, le=1e12)
+    tokens_per_minute: float | None = Field(default=None, ge=1e-6, le=1e12)
     """Prompt and answer, by estimate. Null: as many as come."""
     retries: int = Field(default=4, ge=0, le=1000)
     """Further attempts after a failure that may pass: no connection, 408, 409, 425, 429, 5xx, a broken answer."""

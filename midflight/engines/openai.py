@@ -37,6 +37,8 @@ _STRUCTURES: dict[Structured, Structure] = {
     "grammar": "grammar",
 }
 _Taken = tuple[Any, str, FinishReason]
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+"""Parts of a content that are no part of the answer."""
 _BYTES_A_TOKEN = 3
 """Of text in general a token has more; code and numbers come close."""
 
@@ -163,8 +165,10 @@ class TextEngine(ServedEngine):
         took, drew = said_tokens(answer)
         try:
             text, finish = read_choice(answer, self.endpoint.api)
-        except (Malformed, EngineGaveUp):
+        except (Malformed, EngineGaveUp) as error:
             self._count(took or 0, drew or 0)
+            if isinstance(error, EngineGaveUp):
+                raise EngineGaveUp(f"{self._name}: {self._where}: {error}") from None
             raise
         self._count(prompt if took is None else took, self.count_tokens(text) if drew is None else drew, requests=1)
         return answer, text, finish
@@ -184,6 +188,11 @@ class OpenAIEngine(TextEngine):
         return self.client.ask(path, body, read, tokens=tokens, before=self._before, waited=waited)
 
 
+_STOPPED = {"stop", "eos", "eos_token", "end_turn", "stop_sequence"}
+_CUT_OFF = {"length", "max_tokens"}
+"""What servers call the two ends of a text; the first of each is OpenAI's."""
+
+
 def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:
     """Text and finish reason of the only choice.
 
@@ -193,38 +202,51 @@ def read_choice(answer: Any, api: str) -> tuple[str, FinishReason]:
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise Malformed("no list of one choice")
+        several = f" but {len(choices)}" if isinstance(choices, list) and len(choices) > 1 else ""
+        raise Malformed(f"no list of one choice{several}")
     choice = choices[0]
-    if api == "chat":
-        message = choice.get("message")
-        text = message.get("content") if isinstance(message, dict) else None
-        if text is None and isinstance(message, dict) and "content" in message:
-            if isinstance(refusal := message.get("refusal"), str) and refusal:
-                raise EngineGaveUp(f"the server's model refuses to answer: {shown(refusal)}")
-            text = ""  # a model that spent all its tokens on thinking
-        elif isinstance(text, list):
-            text = _joined(text)
-    else:
-        text = choice.get("text")
     if error := choice.get("error"):
         raise Malformed(f"an error in its choice: {shown(error.get('message') if isinstance(error, dict) else error)}")
+    text = _chat_text(choice.get("message")) if api == "chat" else choice.get("text")
     if not isinstance(text, str):
         raise Malformed("no text in its choice")
     reason = choice.get("finish_reason")
-    if reason == "stop":
-        return text, FinishReason.STOP
-    if reason == "length":
-        return text, FinishReason.LENGTH
     if isinstance(reason, str):
+        if reason.lower() in _STOPPED:
+            return text, FinishReason.STOP
+        if reason.lower() in _CUT_OFF:
+            return text, FinishReason.LENGTH
         raise EngineGaveUp(f"the server ended the answer for the reason {reason[:40]!r}")
     raise Malformed("no finish_reason in its choice")
 
 
-def _joined(parts: list[Any]) -> str | None:
-    """The text of a content in parts, without its thinking; None: it is not that."""
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
-    whole = all(isinstance(part, dict) for part in parts) and all(isinstance(text, str) for text in texts)
-    return "".join(map(str, texts)) if whole else None
+def _chat_text(message: Any) -> Any:
+    """A message's content, one in parts as one text; None: it has none.
+
+    Raises:
+        Malformed: a part is neither text nor thinking.
+        EngineGaveUp: it is a refusal.
+    """
+    if not isinstance(message, dict):
+        return None
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    for place in (message, *parts):
+        if isinstance(place, dict) and isinstance(refusal := place.get("refusal"), str) and refusal:
+            raise EngineGaveUp(f"the server's model refuses to answer: {shown(refusal)}")
+    if content is None and message.keys() & {"content", "role"}:
+        return ""  # a model that spent all its tokens on thinking; some servers leave out what is empty
+    return "".join(map(_part_text, parts)) if isinstance(content, list) else content
+
+
+def _part_text(part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _THOUGHTS:
+        return ""
+    text = part.get("text") if kind == "text" else None
+    if not isinstance(text, str):
+        raise Malformed(f"a part in its content that is no text: {shown(kind)}")
+    return text
 
 
 def _is_strict(schema: Any) -> bool:

@@ -93,7 +93,10 @@ def key_of(name: str, settings: EngineConfig) -> str | None:
     if not key:
         raise UserError(f"engines.{name}.key_variable = {variable}: not set in the environment; export {variable}=...")
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"engines.{name}.key_variable = {variable}: its value has characters that no key has")
+        shown = "a space" if " " in key else "a line break or a sign that is not of ASCII"
+        bearer = ", without Bearer" if key.lower().startswith("bearer ") else ""
+        said = f"its value has {shown}, which no key has; set it to the key alone{bearer}"
+        raise UserError(f"engines.{name}.key_variable = {variable}: {said}")
     return key
 
 

@@ -133,13 +133,13 @@ class VllmEngine(ServedEngine):
             body["structured_outputs"] = {"grammar": GUIDANCE + request.grammar}
 
         async def read(answer: Any) -> Generation:
+            took, drew = said_tokens(answer)
             try:
                 drawn = await self._read(answer, request, prompt, weights)
             except (Malformed, EngineGaveUp, asyncio.CancelledError):
-                took, drew = said_tokens(answer)
                 self._count(took or 0, drew or 0)
                 raise
-            self._count(len(prompt), len(drawn.ids), requests=1)
+            self._count(len(prompt), max(drew or 0, len(only_choice(answer)["token_ids"])), requests=1)
             self._weights.generated_tokens += len(drawn.ids)
             return drawn
 

@@ -15,7 +15,7 @@ from midflight.agent.types import StopReason, Trajectory
 from midflight.errors import reading
 from midflight.evaluation.statistics import Estimate, EvaluationResult, Scored, counted_reward
 from midflight.evaluation.text import interval, percent, points, table
-from midflight.rendering import plain, render_turn
+from midflight.rendering import plain, render_claim, render_turn
 from midflight.store.folder import RunFolder
 from midflight.tasks.base import Task
 
@@ -109,9 +109,7 @@ def render_trajectory(trajectory: Trajectory, task: Task | None = None, reward: 
     lines.append(f"  Answer    {answer}   [stopped: {trajectory.stop_reason.value}]")
     if trajectory.answer is not None:
         for claim in trajectory.answer.claims:
-            named = [f"turn {number}" for number in claim.turns] + [plain(source, 120) for source in claim.sources]
-            support = f"supported by {', '.join(named)}" if claim.supported else "unsupported"
-            lines.append(f"    claim   {plain(claim.text)}  ({support})")
+            lines.append(f"    claim   {render_claim(claim)}")
     if trajectory.error:
         lines.append(f"  Error     {plain(trajectory.error)}")
     if task is not None:

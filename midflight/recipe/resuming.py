@@ -29,11 +29,12 @@ def made_by(run: Path) -> str:
     return "sft" if RunFolder(run).demonstrations.is_file() else "train"
 
 
-def going_on(run: Path) -> str:
-    """What a person runs to let a run go on."""
+def going_on(run: Path, *overrides: str) -> str:
+    """What a person runs to let a run go on, with other values of keys as `key=value`."""
     if kept_tools(RunFolder(run)):
-        return "your program, train_on(..., resume=True)"
-    return f"midflight {made_by(run)} {run} --resume"
+        settings = f"overrides=[{', '.join(map(repr, overrides))}], " if overrides else ""
+        return f"your program, train_on(..., {settings}resume=True)"
+    return " ".join([f"midflight {made_by(run)} {run} --resume", *overrides])
 
 
 def evaluates(run: Path) -> bool:
@@ -105,7 +106,7 @@ def _is_new(path: Path) -> bool:
 def _check_new(path: Path) -> None:
     if path.is_dir() and not _is_new(path):
         if RunFolder(path).recipe.is_file():
-            what = "exists and is not empty; add --resume (in Python resume=True) to go on, or name another folder"
+            what = f"exists and is not empty; to go on: {going_on(path)}; or name another folder"
         else:
             what = "exists, is not empty and holds no recipe.yaml, so no run; name another folder"
         raise UserError(f"--run-dir {path}: {what}")

@@ -162,9 +162,11 @@ def _check_modules(recipe: Recipe) -> None:
     for name, settings in agent.language_models.items():
         if settings.prompt is not None:
             key = f"agent.{name}.prompt"
-            fault = template_fault(template_name(agent, name), _text_of(key, settings.prompt))
+            built_in = template_name(agent, name)
+            fault = template_fault(built_in, _text_of(key, settings.prompt))
             if fault is not None:
-                raise RecipeError(f"{key} = {settings.prompt}: {fault}; docs/engines.md has the sections")
+                begin = f"begin with the built-in one, midflight/agent/prompts/{built_in}.txt"
+                raise RecipeError(f"{key} = {settings.prompt}: {fault}; {begin}")
     examples = agent.planner.examples
     if examples is not None:
         text = _text_of("agent.planner.examples", examples)

@@ -89,7 +89,8 @@ def check_lost(what: str, trajectories: Sequence[Trajectory], run: RunFolder) ->
     """
     for one in trajectories:
         if one.stop_reason is StopReason.BUDGET:
-            raise TrainingStopped(f"{what}: {one.error}; go on with a larger budget: {going_on(run.path)}")
+            key = one.error.partition(" = ")[0]
+            raise TrainingStopped(f"{what}: {one.error}; go on with a larger one: {going_on(run.path, f'{key}=...')}")
     stops = Counter(one.stop_reason for one in trajectories)
     if lost_to_infrastructure(stops):
         lost = losses(stops[StopReason.INFRASTRUCTURE], len(trajectories), infrastructure_reasons(trajectories))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -268,18 +269,29 @@ class Session(ABC):
         """Ask the held-out questions."""
         store.drop_phase(run_id, phase)
         settings = self.recipe.evaluation
+        finished: list[Scored] = []
         with self.progress.bar(f"evaluating {phase}", len(self.eval_tasks) * settings.trials) as bar:
-            scored = looping.run(
-                evaluate(
-                    self.eval_flow,
-                    self.eval_tasks,
-                    trials=settings.trials,
-                    concurrency=settings.concurrency,
-                    seed=self.recipe.seed,
-                    score=score,
-                    on_done=lambda _: bar.advance(),
+
+            def keep(one: Scored) -> None:
+                finished.append(one)
+                bar.advance()
+
+            try:
+                scored = looping.run(
+                    evaluate(
+                        self.eval_flow,
+                        self.eval_tasks,
+                        trials=settings.trials,
+                        concurrency=settings.concurrency,
+                        seed=self.recipe.seed,
+                        score=score,
+                        on_done=keep,
+                    )
                 )
-            )
+            except BaseException:
+                kept: Counter[str] = Counter()
+                store.add_trajectories(run_id, [_interrupted(one, kept) for one in finished])
+                raise
         self.ledger.save(self.folder.usage)
         store.add_trajectories(
             run_id,
@@ -366,6 +378,13 @@ class Session(ABC):
 
 def _recorded(store: Store, run_id: int, phase: str) -> list[Scored]:
     return [Scored(item.task, item.trajectory, item.reward or 0.0) for item in store.trajectories(run_id, phase)]
+
+
+def _interrupted(one: Scored, before: Counter[str]) -> NewTrajectory:
+    """A trajectory of an evaluation that did not end; `before` counts those of each question."""
+    member = before[one.task.id]
+    before[one.task.id] += 1
+    return new_trajectory("interrupted", None, one.task, member, one.trajectory, one.earned, None)
 
 
 def new_trajectory(

@@ -11,7 +11,6 @@ from typing import Any
 
 from midflight import looping
 from midflight.agent.types import Trajectory
-from midflight.errors import TrainingStopped
 from midflight.evaluation.held_out import file_tasks, listed_tasks
 from midflight.evaluation.statistics import lost_to_infrastructure
 from midflight.progress import Bar, Progress
@@ -190,7 +189,7 @@ class Trainer(Session):
                 if lost_to_infrastructure({one.stop_reason for group in drawn for one in group.trajectories}):
                     break  # engines on servers have tried again themselves
             check_lost(f"step {step}", [one for group in groups for one in group.trajectories], self.folder)
-        except (asyncio.CancelledError, KeyboardInterrupt, TrainingStopped):
+        except BaseException:
             store.add_trajectories(run_id, finished)
             raise
         finally:

@@ -303,7 +303,7 @@ def test_the_analysis_reaches_planner_verifier_and_generator() -> None:
     )
     flow, planner = compact_flow(
         ["population: Peru"],
-        analyst=LLMAnalyst(ScriptedEngine([" Asks for a\ncount. "])),
+        analyst=LLMAnalyst(ScriptedEngine(["\n<think>\nHm.\n</think>\n\n Asks for a\ncount. "])),
         verifier=LLMVerifier(verifier),
         generator=LLMGenerator(generator),
     )

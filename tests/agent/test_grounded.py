@@ -133,6 +133,13 @@ def test_a_reference_to_nothing_is_named(context: str) -> None:
         resolve(context, TURNS)
 
 
+@pytest.mark.parametrize("digits", ["1" * 5000, "0" * 4999 + "1", "0000000001"])
+def test_no_number_is_too_long_to_be_named(digits: str) -> None:
+    with pytest.raises(ReferenceNotFound) as caught:
+        resolve(f"#{digits}", TURNS)
+    assert str(caught.value) == f"#{digits[:39]} refers to no result; turns with one: #1, #3, #4"
+
+
 def run(script: Sequence[str], grounded: bool, *tools: LookupTool) -> list[Turn]:
     flow, _ = compact_flow(list(script), *tools, grounded=grounded)
     trajectory = asyncio.run(flow.run(Query("?")))

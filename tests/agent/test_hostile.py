@@ -139,6 +139,7 @@ def test_placeholders_in_data_are_not_filled_in() -> None:
 def test_templates_of_a_user_have_what_the_built_in_ones_have(name: str) -> None:
     text = own_template(name)
     assert template_fault(name, text) is None
+    assert template_fault(name, text.replace("]\n", "] \t\n")) is None
     first = next(iter(template(name)))
     last = text[text.rindex("\n[") + 2 : text.rindex("]")]
     assert template_fault(name, "Hello\n" + text) == f"does not begin with a line such as [{first}]"

@@ -123,6 +123,20 @@ def test_oldest_results_fold_first_and_sub_goals_and_verdicts_stay() -> None:
     assert sum(map(COUNT, parts)) <= 200
 
 
+def test_as_many_are_folded_as_leave_room_for_another_text() -> None:
+    turns = [turn(index, f"r{index} " * 40) for index in range(1, 6)]
+    shown = memory(*turns)
+
+    def folded(beside: int) -> list[bool]:
+        parts = shown.parts(400, COUNT, "compact", beside)
+        assert sum(map(COUNT, parts)) <= 400 - beside or beside == 400
+        return ["[folded]" in part for part in parts]
+
+    assert folded(200) == [False] * 5
+    assert folded(260) == [True, True, False, False, False]
+    assert folded(400) == [True] * 5  # and no error: it is as far as that goes
+
+
 def test_a_short_result_is_not_folded_into_a_longer_text() -> None:
     parts = memory(turn(1, "42"), turn(2, "y" * 60)).parts(20, COUNT, "compact")
     assert parts == ("Turn 1: search: Peru\nResult: 42\n", "Turn 2: search: Peru\nResult: [folded]\n")

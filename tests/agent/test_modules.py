@@ -198,6 +198,13 @@ def test_anything_else_in_front_is_a_text_of_another_format(before: str) -> None
     assert written(f'{before}{{"a": "x", "b": "y"}}')[0].result.error is ErrorKind.INVALID_ARGUMENTS
 
 
+@pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
+def test_in_a_thought_without_an_end_nothing_is_answered(finish: FinishReason) -> None:
+    text = "<think>\nA first draft would be\nAnswer: 41 [turn 2]\n"
+    assert parse_answer(Generation(text, finish), RESULTS) == Answer("")
+    assert parse_answer(Generation(f"{text}</think>\nAnswer: 42\n", finish), RESULTS).text == "42"
+
+
 def test_what_is_wrong_is_said_so_that_it_can_be_mended() -> None:
     def problem(text: str) -> str:
         return parse_action(Generation(text, FinishReason.STOP), "full")[1]
@@ -206,6 +213,10 @@ def test_what_is_wrong_is_said_so_that_it_can_be_mended() -> None:
     assert problem("<think>\nhm") == f"a thought is one block from <think> to </think>, before the action; {expected}"
     assert problem("hm</think>\nSub-goal: a\nTool: b\nContext: c").endswith(f"before the action; {expected}")
     assert problem("Sub-goal:  \nTool: b\nContext: c") == f"a sub-goal and a context are more than blanks; {expected}"
+    blanks = "a sub-goal and a context are more than blanks"
+    assert problem("Sub-goal: \u00a0\nTool: finish") == f"{blanks}; {expected}"
+    assert problem("Sub-goal: a\nTool: b\nContext: \u3000") == f"{blanks}; {expected}"
+    assert parse_action(Generation("pair:  ", FinishReason.STOP), "compact")[1].startswith(blanks)
     assert problem("Sub-goal: a\nTool: b\nContext:  \n") == f"a sub-goal and a context are more than blanks; {expected}"
     result = written("I would say\nx and y")[0].result
     assert result.text.endswith("Expecting value: line 1 column 1 (char 0); written was: I would say x and y")
@@ -311,6 +322,7 @@ def test_answers_and_their_claims() -> None:
         ("[turn 2: the city of Lima]", (2,)),
         ("[turn 9, turn 2]", (2,)),
         ("[turn 1; turn 2]", (1, 2)),
+        ("[Turn 1 and Turn 2]", (1, 2)),
         ("[turns]", None),
     ],
 )

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from midflight.agent import LLMExecutor, LLMPlanner, LLMVerifier, Query, StopReason, ToolResult
-from midflight.engines.base import GenerateRequest, Generation
+from midflight.agent.types import Action, ToolCall, Trajectory, Turn, Verdict
+from midflight.engines.base import FinishReason, GenerateRequest, Generation
 from midflight.engines.scripted import ScriptedEngine
+from midflight.engines.waits import OF_TRAJECTORY, Waits
 from midflight.tools.language.asking import ask
-from tests.agent.doubles import LookupTool, compact_flow
+from tests.agent.doubles import BoxTool, LookupTool, compact_flow
 
 PERU = Query("How many people live in Peru?", seed=7)
 WAITED = "{} s had been waited for engines at the time limit, longest by the {}"
@@ -120,3 +122,74 @@ def test_what_a_tool_waits_for_its_engine_is_not_the_agents_time(waits: float, r
         trajectory = runner.run(flow.run(PERU))
     assert trajectory.stop_reason is reason
     assert trajectory.error == (WAITED.format("61.0", "tools") if reason.lost else "")
+
+
+def test_of_waits_at_once_the_last_to_end_ends_the_time_that_is_not_the_agents() -> None:
+    loop = FakeTime()
+
+    class Answering(ScriptedEngine):
+        def __init__(self, seconds: float) -> None:
+            super().__init__([])
+            self.seconds = seconds
+
+        async def generate(self, request: GenerateRequest) -> Generation:
+            if self.seconds == 10:
+                await asyncio.sleep(0)  # the other is begun
+                loop.now += 10
+                return Generation("ok", FinishReason.STOP)
+            return await loop.create_future()
+
+    class Asking(LookupTool):
+        async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+            asked = [asyncio.create_task(ask(Answering(one), "answer", "what?", 500)) for one in (10, 90)]
+            await asked[0]
+            loop.now += 90
+            await asked[1]
+            raise AssertionError
+
+    flow, _ = compact_flow(lambda _: "slow: x", Asking("slow", {}), max_seconds=100, tool_seconds=500, clock=loop.time)
+
+    async def run() -> Trajectory:
+        trajectory = await flow.run(PERU)
+        assert OF_TRAJECTORY.get() is None  # what is asked behind it is no wait of this one
+        return trajectory
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        trajectory = runner.run(run())
+    assert trajectory.stop_reason is StopReason.INFRASTRUCTURE
+    assert trajectory.error == WAITED.format("100.0", "tools")
+
+
+def test_a_module_that_waits_while_a_tools_ask_goes_on_is_told_of_by_its_own_name() -> None:
+    now = 0.0
+    waits = Waits(lambda: now)
+    with waits.of_tool():
+        now = 1.0
+        waits.begin("verifier")
+        now = 3.0
+    assert waits.of_module
+    now = 6.0
+    waits.end()
+    assert waits.seconds == {"tools": 1.0, "verifier": 5.0} and not waits.of_module
+
+
+def test_waits_of_calls_that_are_made_again_are_not_those_of_what_is_new() -> None:
+    loop = FakeTime()
+
+    class Asking(BoxTool):
+        async def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolResult:
+            if arguments["text"] == "ask":
+
+                def late(request: GenerateRequest) -> str:
+                    loop.now += 80
+                    return "ok"
+
+                return ToolResult(await ask(ScriptedEngine(late), "answer", "what?", 500))
+            loop.now += 200
+            return ToolResult(await loop.create_future())
+
+    flow, _ = compact_flow(lambda _: "box: put x", Asking(), max_seconds=100, tool_seconds=500, clock=loop.time)
+    asked = Action("", "box", "ask"), ToolCall("box", {"text": "ask"}), ToolResult("ok"), Verdict(stop=False), 80.0
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        trajectory = runner.run(flow.run(PERU, history=[Turn(1, Generation("box: ask", FinishReason.STOP), *asked)]))
+    assert (trajectory.stop_reason, trajectory.error) == (StopReason.MAX_SECONDS, "")

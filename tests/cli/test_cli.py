@@ -144,7 +144,7 @@ def test_ctrl_c_says_how_to_go_on(stub: Stub, capsys: pytest.CaptureFixture[str]
 def test_eval_of_a_run_folder_measures_what_it_trained(
     stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (str(model), NONE_LOST))
+    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress, keep: (str(model), NONE_LOST))
     shutil.copytree(Path(__file__).resolve().parents[2] / "recipes", tmp_path, dirs_exist_ok=True)
     (tmp_path / "quickstart.yaml").rename(tmp_path / "recipe.yaml")
     assert run(["eval", str(tmp_path)]) == 0
@@ -156,7 +156,9 @@ def test_eval_of_a_run_folder_measures_what_it_trained(
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_eval_prints_a_table_or_json(stub: Stub, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    stub("midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (f"{model} 50", NONE_LOST))
+    stub(
+        "midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress, keep: (f"{model} 50", NONE_LOST)
+    )
     stub("midflight.progress", Progress=object)
     assert run(["eval", "quickstart", "--model", "smollm2-135m", *(["--json"] if as_json else [])]) == 0
     assert capsys.readouterr().out == (f"{json.dumps(NONE_LOST)}\n" if as_json else "smollm2-135m 50\n")
@@ -177,7 +179,8 @@ def test_a_dry_run_says_that_its_folder_is_taken(folder: Path, capsys: pytest.Ca
     (folder / "runs/quickstart-seed3").mkdir(parents=True)
     (folder / "runs/quickstart-seed3/recipe.yaml").touch()
     assert run(["train", "quickstart", "seed=3", "--dry-run"]) == 0
-    said = "exists and is not empty; add --resume (in Python resume=True) to go on, or name another folder"
+    going_on = "midflight train runs/quickstart-seed3 --resume"
+    said = f"exists and is not empty; to go on: {going_on}; or name another folder"
     assert capsys.readouterr().out.endswith(f"\nRun folder\n  --run-dir runs/quickstart-seed3: {said}\n")
 
 
@@ -214,7 +217,8 @@ def test_help_shows_a_change_that_does_something(
 
 def test_asking_needs_no_setting_of_training(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     stub(
-        "midflight.evaluation.held_out", evaluate_model=lambda recipe, model, progress: (recipe.model.dtype, NONE_LOST)
+        "midflight.evaluation.held_out",
+        evaluate_model=lambda recipe, model, progress, keep: (recipe.model.dtype, NONE_LOST),
     )
     stub("midflight.progress", Progress=object)
     half = ["quickstart", "model.dtype=bfloat16"]  # which training refuses without another training.max_drift

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -82,3 +83,33 @@ async def test_a_signal_is_one_line_behind_what_was_used_and_its_exit_code(
             assert [spent in said for said in found[1]].count(True) == 1, found
     assert found[0] == code and found[1][-1] == line
     assert not any("Traceback" in said for said in found[1]), found
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("utf-8", "?]0;x? ? 中 ok"), ("latin-1", "?]0;x? ? \\u4e2d ok")], ids=["utf-8", "latin-1"]
+)
+async def test_an_answer_does_nothing_to_a_terminal_and_fails_on_none(
+    tmp_path: Path, encoding: str, shown: str
+) -> None:
+    answers = chat("Sub-goal: end\nTool: finish"), chat("Answer: \x1b]0;x\x07 \ud800 中 ok\n")
+    async with served(*map(ok, answers)) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        program = [sys.executable, "-c", PROGRAM, "solve", "x", "--recipe", recipe]
+        process = await asyncio.create_subprocess_exec(
+            *program,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "STRONG_KEY": KEY, "PYTHONIOENCODING": encoding},
+        )
+        out, _ = await process.communicate()
+    assert process.returncode == 0 and out.decode(encoding).splitlines()[-2] == shown
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+async def test_what_a_daemon_has_closed_is_no_fault(tmp_path: Path, closed: str) -> None:
+    async with served(*map(ok, (chat("Sub-goal: end\nTool: finish"), chat("Answer: 42\n")))) as server:
+        recipe = str(written(tmp_path, server.base_url))
+        line = shlex.join([sys.executable, "-c", PROGRAM, "solve", "x", "--recipe", recipe])
+        process = await asyncio.create_subprocess_shell(f"{line} {closed}", env={**os.environ, "STRONG_KEY": KEY})
+        assert await process.wait() == 0 and len(server.requests) == 2

@@ -147,8 +147,8 @@ def test_a_run_that_exists_is_not_overwritten(folder: Path, capsys: pytest.Captu
     (folder / "runs/quickstart-seed0/recipe.yaml").write_text("name: x\n")
     assert run(["train", "quickstart"]) == 2
     assert line(capsys) == (
-        "midflight: --run-dir runs/quickstart-seed0: exists and is not empty; add --resume (in Python resume=True) "
-        "to go on, or name another folder"
+        "midflight: --run-dir runs/quickstart-seed0: exists and is not empty; to go on: "
+        "midflight train runs/quickstart-seed0 --resume; or name another folder"
     )
     assert run(["report", "runs/quickstart-seed0"]) == 2
     assert "no report yet; finish it with: midflight train runs/quickstart-seed0 --resume" in line(capsys)

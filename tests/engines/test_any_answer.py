@@ -13,7 +13,7 @@ import pytest
 
 from midflight.engines.base import EngineGaveUp, GenerateRequest, Generation, Message, Sampling
 from midflight.engines.http import Client, Limits, Patience, Prices
-from midflight.engines.http.wire import Reply
+from midflight.engines.http.reading import Reply
 from midflight.engines.openai import Endpoint, OpenAIEngine
 from tests.engines.serving import chat
 from tests.training.tiny import make_byte_model

@@ -1,12 +1,16 @@
 """The parts of decoding that need no model."""
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midflight.engines.base import FinishReason, Sampling
 from midflight.engines.local.decoding import arrange
+from midflight.engines.local.plain import generate_plain
 from midflight.engines.local.prefilling import slices
-from midflight.engines.local.rows import Node
+from midflight.engines.local.rows import Node, Row
 
 UNBOUNDED = 10**9
 
@@ -45,3 +49,45 @@ def test_nodes_get_the_first_rows_with_what_they_come_from(data):
         assert cache.held[seat] == came_from[id(node)] == int(padding[seat])
     stay = {place for place in places if place < len(places)}
     assert cache.moved == len(places) - len(stay)
+
+
+class Flat:
+    """A model without a state to which every token is as likely; `meanwhile` comes before its second forward."""
+
+    device = "cpu"
+
+    def __init__(self, meanwhile=lambda: None):
+        self.meanwhile, self.lengths = meanwhile, []
+
+    def __call__(self, input_ids, **_):
+        if len(self.lengths) == 1:
+            self.meanwhile()
+        self.lengths.append(input_ids.shape[1])
+        return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 50))
+
+
+def rows_of(prompts, max_tokens):
+    settings = [Sampling(max_tokens=max_tokens, seed=seed) for seed in range(len(prompts))]
+    return [Row([prompt], one, None, frozenset()) for prompt, one in zip(prompts, settings, strict=True)]
+
+
+def test_one_sequence_at_a_time_takes_no_forward_for_a_request_that_is_gone():
+    def leave():
+        for row in rows[1:]:
+            row.gone = True
+
+    rows = rows_of([[1, k] for k in range(8)], 4)
+    model = Flat(leave)  # while the first of them is drawn
+    generate_plain(model, None, rows)
+    assert model.lengths == [2, 3, 4, 5]
+    assert [len(row.ids) for row in rows] == [4] + [0] * 7
+    assert all(row.finish is FinishReason.LENGTH for row in rows)
+    rows = rows_of([[1, 2]] * 8, 4)  # of one prompt: they part at the first draw
+    model = Flat()
+    generate_plain(model, None, rows)
+    assert len({row.ids[0] for row in rows}) > 4 and len(model.lengths) > 12
+    rows = rows_of([[1, 2]] * 8, 4)
+    model = Flat(lambda: [setattr(row, "gone", True) for row in rows])
+    generate_plain(model, None, rows)
+    assert model.lengths == [2, 3]
+    assert {len(row.ids) for row in rows} == {1, 2}

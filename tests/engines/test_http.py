@@ -33,7 +33,7 @@ async def asked(server: Served, limits: Limits = FAST) -> Any:
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "failure",
-    [error(status) for status in (408, 409, 425, 429, 500, 502, 503, 504, 529)]
+    [error(status) for status in (408, 409, 425, 429, 500, 502, 503, 504, 520, 524, 529, 530)]
     + [b"", whole(b'{"a": ', b"Content-Length: 6"), Answer(200, b"<html>"), None],
 )
 async def test_what_may_pass_is_tried_again(failure: Any) -> None:
@@ -43,7 +43,7 @@ async def test_what_may_pass_is_tried_again(failure: Any) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("failure", [error(status) for status in (400, 401, 402, 403, 404, 413, 422, 501)])
+@pytest.mark.parametrize("failure", [error(status) for status in (400, 401, 402, 403, 404, 413, 422, 501, 505)])
 async def test_what_will_not_pass_is_asked_once(failure: Answer) -> None:
     async with served(failure, ok({})) as server:
         with pytest.raises(EngineGaveUp) as caught:
@@ -51,6 +51,13 @@ async def test_what_will_not_pass_is_asked_once(failure: Answer) -> None:
         assert f"HTTP {failure.status}: no" in str(caught.value)
         assert isinstance(caught.value, PromptRefused) == (failure.status in (400, 413, 422))
         assert len(server.requests) == 1
+
+
+@pytest.mark.asyncio
+async def test_what_a_server_says_beside_an_empty_error_is_shown() -> None:
+    async with served(Answer(400, b'{"error": null, "message": "the model is loading"}')) as server:
+        with pytest.raises(EngineGaveUp, match="HTTP 400: the model is loading"):
+            await asked(server)
 
 
 @pytest.mark.asyncio
@@ -65,7 +72,9 @@ async def test_a_server_that_never_works_is_given_up_on_with_its_last_words() ->
     async with served(error(503, "over\nloaded")) as server:
         with pytest.raises(EngineGaveUp) as caught:
             await asked(server)
-        assert "HTTP 503: over loaded (4 attempts in" in str(caught.value)
+        assert "HTTP 503: over loaded (4 attempts in" in str(caught.value) and str(caught.value).endswith(
+            " s; retries = 3)"
+        )
         assert len(server.requests) == 4
 
 
@@ -265,6 +274,17 @@ async def test_a_retry_after_may_be_a_date() -> None:
     assert 25 < waited <= 30.001
 
 
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo", "UTC"])
+def test_a_date_without_a_zone_is_in_utc(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert 25 < retry_after(time.asctime(time.gmtime(time.time() + 30))) <= 30
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 @pytest.mark.parametrize("said", ["1e9", "inf", "Thu, 01 Jan 2099 00:00:00 GMT"])
 def test_no_retry_after_is_longer_than_a_day(said: str) -> None:
     assert retry_after(said) == 86_400.0
@@ -352,6 +372,16 @@ def test_a_key_is_taken_out_however_a_text_quotes_it() -> None:
         repr(key)[1:-1],
     ):
         assert redact(f"a {spelt} b", [key]) == "a [key] b" and redact_all([spelt], [key]) == ["[key]"]
+    key = "sk/1+2=3456"
+    for spelt in (
+        "sk%2F1+2=3456",
+        "sk/1%2b2=3456",
+        "sk/1+2%3D3456",
+        "sk&#47;1&#43;2&#61;3456",
+        "sk&#x2f;1&#x2b;2&#x3d;3456",
+        "sk&#x2F;1&#x2B;2&#x3D;3456",
+    ):
+        assert redact(f"a {spelt} b", [key]) == "a [key] b"
 
 
 @pytest.mark.asyncio

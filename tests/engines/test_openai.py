@@ -26,7 +26,7 @@ from midflight.engines.base import (
     structure_of,
 )
 from midflight.engines.http import Client, Ledger, Limits, Patience, Prices, ResponseCache, Usage
-from midflight.engines.http.usage import MOST_TOKENS
+from midflight.engines.http.usage import MOST_TOKENS, said_tokens
 from midflight.engines.openai import Endpoint, OpenAIEngine
 from midflight.engines.plain import defused
 from midflight.server.wire import Answer
@@ -41,6 +41,10 @@ def engine(server: Served, limits: Limits | None = None, ledger: Ledger | None =
     return OpenAIEngine(
         "judge", Client(server.base_url, patience), Endpoint("m", **settings), ledger=ledger or Ledger(), **shared
     )
+
+
+def refused(message: str, **fields: Any) -> Answer:
+    return Answer(400, json.dumps({"error": {"message": message, **fields}}).encode())
 
 
 @pytest.mark.asyncio
@@ -132,25 +136,80 @@ async def test_an_answer_of_another_schema_is_a_failure_of_the_server(broken: An
 
 @pytest.mark.asyncio
 async def test_thinking_that_leaves_no_text_is_an_empty_text_and_a_filter_is_final() -> None:
-    empty = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
-    async with served(ok(empty), ok(chat(finish="content_filter"))) as server:
-        drawn = await engine(server).generate(ASKED)
-        assert (drawn.text, drawn.finish_reason) == ("", FinishReason.LENGTH)
-        with pytest.raises(EngineGaveUp, match="for the reason 'content_filter'"):
+    messages = [{"content": None}, {"role": "assistant"}]
+    empty = [{"choices": [{"message": message, "finish_reason": "length"}]} for message in messages]
+    async with served(*map(ok, empty), ok(chat(finish="content_filter"))) as server:
+        for _ in empty:
+            drawn = await engine(server).generate(ASKED)
+            assert (drawn.text, drawn.finish_reason) == ("", FinishReason.LENGTH)
+        with pytest.raises(EngineGaveUp) as caught:
             await engine(server).generate(ASKED)
-        assert len(server.requests) == 2
+        said = "the server ended the answer for the reason 'content_filter'"
+        assert str(caught.value) == f"judge: {server.base_url}: {said}"
+        assert len(server.requests) == 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("said", "finish"),
+    [("eos_token", FinishReason.STOP), ("STOP", FinishReason.STOP), ("end_turn", FinishReason.STOP)]
+    + [("stop_sequence", FinishReason.STOP), ("MAX_TOKENS", FinishReason.LENGTH)],
+)
+async def test_the_ends_of_a_text_are_known_by_the_names_that_servers_give_them(
+    said: str, finish: FinishReason
+) -> None:
+    async with served(ok(chat(finish=said))) as server:
+        assert (await engine(server).generate(ASKED)).finish_reason is finish
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("status", [201, 203])
+async def test_an_answer_may_have_another_status_than_200(status: int) -> None:
+    async with served(Answer(status, json.dumps(chat("fine")).encode())) as server:
+        assert (await engine(server).generate(ASKED)).text == "fine"
+        assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.asyncio
 async def test_a_refusal_is_no_text_and_a_text_in_parts_is_one() -> None:
-    refusal = {"choices": [{"message": {"content": None, "refusal": "I cannot."}, "finish_reason": "stop"}]}
-    parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "4"}, {"type": "text", "text": "2"}]
-    whole = {"choices": [{"message": {"content": parts}, "finish_reason": "stop"}]}
-    async with served(ok(refusal), ok(whole)) as server:
-        with pytest.raises(EngineGaveUp, match="the server's model refuses to answer: 'I cannot.'"):
-            await engine(server).generate(ASKED)
+    parts = [
+        {"type": "thinking", "thinking": []},
+        {"type": "text", "text": "4"},
+        {"type": "reasoning", "text": "so"},
+        {"type": "text", "text": "2"},
+    ]
+    refusals: list[dict[str, Any]] = [
+        {"content": None, "refusal": "I cannot."},
+        {"content": "", "refusal": "I cannot."},
+        {"refusal": "I cannot."},
+        {"content": [{"type": "refusal", "refusal": "I cannot."}]},
+    ]
+    answers = [{"choices": [{"message": message, "finish_reason": "stop"}]} for message in refusals]
+    whole = {"choices": [{"message": {"content": parts, "refusal": None}, "finish_reason": "stop"}]}
+    async with served(*map(ok, answers), ok(whole)) as server:
+        for _ in refusals:
+            with pytest.raises(EngineGaveUp, match="the server's model refuses to answer: 'I cannot.'"):
+                await engine(server).generate(ASKED)
         assert (await engine(server).generate(ASKED)).text == "42"
-        assert len(server.requests) == 2
+        assert len(server.requests) == 5
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [
+        ({"type": "output_text", "text": "2"}, "'output_text'"),
+        ({"type": ["text"], "text": "2"}, "a list"),
+        ({"type": "text", "text": None}, "'text'"),
+        ("2", "none"),
+    ],
+)
+async def test_a_part_of_a_text_that_is_not_known_is_not_left_out(part: Any, shown: str) -> None:
+    content = [{"type": "text", "text": "4"}, part]
+    answer = {"choices": [{"message": {"content": content}, "finish_reason": "stop"}]}
+    async with served(ok(answer)) as server:
+        with pytest.raises(EngineGaveUp, match=f"the answer has a part in its content that is no text: {shown} [(]2"):
+            await engine(server).generate(ASKED)
 
 
 @pytest.mark.asyncio
@@ -161,6 +220,11 @@ async def test_a_refusal_is_no_text_and_a_text_in_parts_is_one() -> None:
         ({"object": "error", "message": "not loaded", "code": 40303}, "HTTP 200: not loaded (2 attempts in", 2),
         ({"error": {"message": "who", "code": 401}}, "HTTP 200: who; check key_variable and what its key may do", 1),
         ({"error": {"message": "pay", "code": 429, "type": "insufficient_quota"}}, "HTTP 200: pay", 1),
+        ({"error": {"message": "who", "code": 401}, "choices": []}, "HTTP 200: who; check key_variable", 1),
+        ({"error": {"message": "who", "code": 401}, "choices": None}, "HTTP 200: who; check key_variable", 1),
+        ({"error": {"message": "who", "code": 401}, "data": None}, "HTTP 200: who; check key_variable", 1),
+        ({"error": None, "choices": []}, "the answer has no list of one choice (2 attempts in", 2),
+        ({"choices": [{}, {}]}, "the answer has no list of one choice but 2 (2 attempts in", 2),
         (
             {
                 "choices": [
@@ -212,6 +276,12 @@ async def test_a_prompt_that_is_too_long_by_our_estimate_or_the_servers_word() -
         error(400, "Please reduce the length of the messages or completion."),
         error(400, "The input token count (40000) exceeds the maximum number of tokens allowed (32768)."),
         error(422, "Input validation error: `inputs` must have less than 4096 tokens. Given: 5000"),
+        refused("maximum context length is 65536 tokens", code="invalid_request_error", param=None),  # DeepSeek
+        refused("maximum context length is 9 tokens", code=400, param="input_tokens"),  # vLLM
+        refused("'max_tokens' is too large: this model's maximum context length is 9", code=400, param="max_tokens"),
+        refused("maximum context length is 9 tokens", param="messages.[2].content"),
+        refused("9 tokens (3 in the schemas). Please reduce the length of the messages or schemas.", param="messages"),
+        refused("no", code="context_length_exceeded", param="response_format"),
     ):
         async with served(refusal) as server:
             with pytest.raises(PromptTooLong):
@@ -220,6 +290,26 @@ async def test_a_prompt_that_is_too_long_by_our_estimate_or_the_servers_word() -
     async with served(error(400, "bad")) as server:
         with pytest.raises(EngineGaveUp, match="HTTP 400: bad"):
             await engine(server).generate(ASKED)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("message", "fields"),
+    [
+        ("Invalid schema for response_format 'answer': 'context window' is not a type", {"param": "response_format"}),
+        ("Invalid schema for response_format 'answer': 'context window' is not a type", {}),
+        ("no 'context size' there", {"code": "invalid_json_schema"}),
+        ("Unknown parameter: 'x'; the model's maximum context length is 9", {"param": "x"}),
+        ('JSON schema conversion failed: Unrecognized schema: "context window"', {"code": 400, "param": None}),
+        ("Failed to parse grammar: 'context size'", {"type": "invalid_request_error"}),
+    ],
+)
+async def test_a_request_that_is_refused_for_another_reason_is_not_too_long(message: str, fields: Any) -> None:
+    async with served(refused(message, **fields)) as server:
+        with pytest.raises(EngineGaveUp) as caught:
+            await engine(server).generate(ASKED)
+        assert not isinstance(caught.value, PromptTooLong) and f"HTTP 400: {message}" in str(caught.value)
+        assert len(server.requests) == 1
 
 
 @pytest.mark.asyncio
@@ -253,6 +343,15 @@ async def test_a_count_that_is_none_is_estimated_and_money_stays_a_number(said: 
     async with served(ok(answer)) as server:
         await engine(server, ledger=ledger, prices=Prices(1e12, 1e12)).generate(ASKED)
     assert ledger.total == Usage(1, 0, 0, 10**9, 0, 1e15)
+
+
+@pytest.mark.parametrize(
+    ("total", "drew"), [(5110, 5010), (110, 10), (100, 10), (0, 10), (None, 10), ("5110", 10), (True, 10)]
+)
+def test_tokens_that_are_in_the_total_alone_were_drawn(total: Any, drew: int) -> None:
+    said = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": total}
+    assert said_tokens({"usage": said}) == (100, drew)
+    assert said_tokens({"usage": {**said, "completion_tokens": None}}) == (100, None)
 
 
 @pytest.mark.asyncio

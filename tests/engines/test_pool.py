@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from midflight.engines.http import Client, Limits, Patience
-from midflight.engines.http.wire import MOST_CONNECTING, Pool, Reply, WireError
+from midflight.engines.http.reading import Reply, WireError
+from midflight.engines.http.wire import MOST_CONNECTING, Pool
 from tests.engines.serving import LOOPS, Served, ok, served, whole
 
 
@@ -227,6 +228,24 @@ async def test_a_connection_that_is_never_made_fails_in_its_time_and_makes_place
         first, second = await asyncio.gather(pool.ask("GET", "/"), pool.ask("GET", "/"), return_exceptions=True)
         assert isinstance(first, TimeoutError) and str(first) == "no connection within 0.05 s"
         assert isinstance(second, Reply) and second.status == 200 and connecting.begun == 2
+
+
+@pytest.mark.asyncio
+async def test_another_is_begun_for_whose_connection_went_to_who_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(None, ok({})) as server, asyncio.timeout(5):
+
+        def ready(number: int) -> bool:
+            if number == 0 and server.requests:
+                raise ConnectionRefusedError
+            return number > 0
+
+        connecting = Connecting(monkeypatch, ready)
+        pool = Pool(server.base_url)
+        first = asyncio.create_task(pool.ask("GET", "/first"))
+        await asyncio.sleep(0)
+        assert (await pool.ask("GET", "/second")).status == 200
+        assert [request.path for request in server.requests] == ["/v1/first", "/v1/second"] and connecting.begun == 3
+        first.cancel()
 
 
 @pytest.mark.asyncio

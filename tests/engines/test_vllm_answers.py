@@ -80,10 +80,28 @@ def test_what_comes_to_the_end_of_its_grammar_is_whole_whatever_the_server_says(
 ) -> None:
     async def all_of_it() -> None:
         choice = {"token_ids": ids, "logprobs": {"token_logprobs": [0.0] * len(ids)}, "finish_reason": said}
+        ledger = Ledger()
         async with served(ok({"model": "tiny", "choices": [choice]})) as double:
             request = GenerateRequest(MESSAGES, Sampling(max_tokens=len(ids)), LETTERS)
-            drawn = await remote(double.base_url, model).generate(request)
+            drawn = await remote(double.base_url, model, ledger=ledger).generate(request)
         assert (drawn.finish_reason, list(drawn.ids), drawn.text) == (finish, ids[:kept], "ac"[:kept])
+        assert ledger.total == Usage(1, prompt_tokens=len(drawn.prompt_ids), completion_tokens=len(ids))
+
+    asyncio.run(all_of_it())
+
+
+@pytest.mark.parametrize(("said", "counted"), [(7, 7), (2, 3), (0, 3), (None, 3)])
+def test_what_was_drawn_is_what_the_server_says_but_no_less_than_it_sent(
+    model: Path, said: int | None, counted: int
+) -> None:
+    async def all_of_it() -> None:
+        choice = {"token_ids": [65, 67, 0], "logprobs": {"token_logprobs": [0.0] * 3}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 9, "completion_tokens": said}
+        ledger = Ledger()
+        async with served(ok({"model": "tiny", "choices": [choice], "usage": usage})) as double:
+            engine = remote(double.base_url, model, ledger=ledger)
+            drawn = await engine.generate(GenerateRequest(MESSAGES, Sampling(max_tokens=3), LETTERS))
+        assert (drawn.text, ledger.total.completion_tokens, engine.generated_tokens) == ("ac", counted, 2)
 
     asyncio.run(all_of_it())
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from midflight.engines.http.wire import Pool, WireError
+from midflight.engines.http.reading import WireError
+from midflight.engines.http.wire import Pool
 from tests.engines.serving import served, whole
 
 
@@ -22,6 +23,8 @@ from tests.engines.serving import served, whole
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
         (whole(b"", b"Content-Length: 0"), b""),
         (whole(b"{}", b"Content-Length: 2\r\nContent-Length: 2"), b"{}"),
+        (whole(b"{}", b"Content-Length: 2, 2"), b"{}"),
+        (whole(b"2\r\n{}\r\n0\r\n\r\n", b"Transfer-Encoding: identity, Chunked"), b"{}"),
         (b"HTTP/1.1 103 Early Hints\r\nContent-Length: 1\r\n\r\n" + whole(b"{}", b"Content-Length: 2"), b"{}"),
         (b"HTTP/1.1 103 Early Hints\r\nContent-Length: 1\r\n\r\n" + whole(b"{}", b"Connection: close"), b"{}"),
     ],
@@ -64,6 +67,9 @@ async def test_answers_are_read_however_they_are_sent(raw: bytes, body: bytes) -
         (whole(b"\r" * 70_000, b"Transfer-Encoding: chunked"), "a chunk's size in more than 65536 bytes"),
         (whole(b"0\r\n" + b"x" * 70_000, b"Transfer-Encoding: chunked"), "trailers of more than 65536 bytes"),
         (whole(b"{}", b"Transfer-Encoding: identity"), "not HTTP: transfer-encoding 'identity'"),
+        (whole(b"{}", b"Transfer-Encoding: chunked, gzip"), "not HTTP: transfer-encoding 'chunked, gzip'"),
+        (whole(b"{}", b"Transfer-Encoding: gzip, chunked"), "not HTTP: transfer-encoding 'gzip, chunked'"),
+        (whole(b"{}", b"Content-Length: 2, 3"), "not HTTP: content-length '2, 3'"),
         (whole(b"{}", b"Content-Length: 2\r\nContent-length: 3"), "not HTTP: content-lengths '2, 3'"),
         (b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}", "not HTTP: lines that end in \\n alone"),
         (b"x" * 70_000, "headers of more than 65536 bytes"),

@@ -106,6 +106,13 @@ def test_modules_share_an_engine_by_name(recipe: Path) -> None:
             "engines.judge.base_url=https://me:secret@host/v1",
             "engines.judge.base_url: has a user, a query or a fragment; give the key by key_variable alone",
         ),
+        *(
+            (
+                f"engines.judge.{pace}_per_minute=1e-310",
+                f"engines.judge.{pace}_per_minute = 1.0e-310: must be greater than or equal to 0.000001",
+            )
+            for pace in ("requests", "tokens")
+        ),
         ("engines.judge.tokenizer=m", "engines.judge.tokenizer = m: does nothing with provider openai; remove it"),
         (
             "engines.judge.total_seconds=5",

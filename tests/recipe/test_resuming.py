@@ -101,7 +101,7 @@ def test_a_run_that_was_killed_before_it_began_is_begun_again(examples: Path, tm
     check_run_folder(folder.path, recipe(examples), resume=True)
     folder.beginning.touch()  # a resume that is killed while it writes the recipe
     for start in (lambda: check_run_folder(folder.path, recipe(examples), resume=False), lambda: begin(folder)):
-        with pytest.raises(UserError, match="exists and is not empty; add --resume"):
+        with pytest.raises(UserError, match="exists and is not empty; to go on: midflight train "):
             start()
 
 

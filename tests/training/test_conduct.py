@@ -54,7 +54,7 @@ def test_a_run_made_while_the_model_was_loaded_is_left_alone(tmp_path: Path) -> 
     session: Any = Failing(tmp_path / "run", RuntimeError("not to be run"))
     session.folder.create().recipe.write_text("name: other\n")
     kept: list[str] = []
-    with pytest.raises(UserError, match="exists and is not empty; add --resume"):
+    with pytest.raises(UserError, match="exists and is not empty; to go on: midflight train "):
         conduct(session, resume=False, evaluate_ends=False, keep=lambda: kept.append("questions"))
     assert not kept and session.closed
     assert sorted(one.name for one in session.folder.path.iterdir()) == ["checkpoints", "plots", "recipe.yaml"]

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,6 +70,24 @@ def test_the_finished_trajectories_are_kept(tmp_path: Path) -> None:
         assert store.steps(run_id) == {3: None}
         store.drop_steps_from(run_id, 3)
         assert store.trajectories(run_id) == []
+
+
+def test_the_finished_trajectories_of_an_evaluation_are_kept(tmp_path: Path) -> None:
+    flow, _ = compact_flow(plan, population(), LookupTool("sleep", {"x": "late"}, delay=30.0))
+    made = trainer(flow)
+    made.eval_flow, made.eval_tasks = flow, TASKS
+    made.recipe = SimpleNamespace(seed=0, evaluation=SimpleNamespace(trials=2, concurrency=4))  # type: ignore[assignment]
+    made.progress = SimpleNamespace(bar=lambda *_: nullcontext(Count()))  # type: ignore[assignment]
+    with Store(tmp_path / "store.sqlite") as store:
+        run_id = store.start_run("r", {}, 0)
+        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            made._evaluate(store, run_id, "before")
+        kept = store.trajectories(run_id)
+        assert [(one.phase, one.step, one.member, one.task.id, one.reward) for one in kept] == [
+            ("interrupted", None, 0, "quick", 1.0),
+            ("interrupted", None, 1, "quick", 1.0),
+        ]
 
 
 def test_groups_without_signal_are_refilled_up_to_the_cap(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from datetime import UTC
 from types import CoroutineType
 from typing import Any, TypeVar
 from urllib.parse import urljoin
@@ -20,12 +21,13 @@ import pydantic_core
 
 from midflight.engines.base import EngineGaveUp
 from midflight.engines.http.patience import Patience, Transient
-from midflight.engines.http.wire import Pool, Reply, WireError
+from midflight.engines.http.reading import Reply, WireError
+from midflight.engines.http.wire import Pool
 from midflight.redacting import redact, redact_all, spellings
 
 T = TypeVar("T")
 
-TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+TRANSIENT = frozenset({408, 409, 425, 429, *range(500, 600)} - {501, 505})
 """Statuses after which the same request may succeed."""
 FOR_GOOD = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 """Codes that servers send with status 429 and that waiting does not change."""
@@ -45,6 +47,20 @@ _LONG_WORDS = (
     "`max_new_tokens` must be <=",
 )
 """Servers that have no code for that say one of these."""
+WHOLE = frozenset({200, 201, 203})
+"""Statuses of an answer."""
+_OF_LENGTH = ("messages", "prompt", "input", "content", "max_")
+"""Parameters that such an error may name begin so, where it names one: vLLM has `input_tokens` and `max_tokens`."""
+_SCHEMA_WORDS = (
+    "invalid schema",
+    "invalid json schema",
+    "invalid_json_schema",
+    "invalid grammar",
+    "grammar error",
+    "failed to parse grammar",
+    "schema conversion failed",
+)
+"""An error with one of these is about a schema or grammar, which it may quote, whatever words are in that."""
 MOVED = frozenset({301, 302, 303, 307, 308})
 MOST_SAID = 300
 """Characters of a server's error that are shown."""
@@ -78,7 +94,8 @@ class Client:
         self._keys = (key, *others)
         self._spelt = [spelt.encode() for spelt in spellings(self._keys)]
         authorization = f"Authorization: Bearer {key}\r\n" if key else ""
-        self._headers = f"{authorization}Accept: application/json\r\nContent-Type: application/json\r\n"
+        wanted = "Accept: application/json\r\nAccept-Encoding: identity\r\n"
+        self._headers = f"{authorization}{wanted}Content-Type: application/json\r\n"
 
     def hide(self, text: str) -> str:
         """`text` without the keys."""
@@ -133,7 +150,7 @@ class Client:
             raise EngineGaveUp(f"{self.base_url}: {said}") from None
         except (WireError, OSError) as error:
             raise Transient(f"{self.base_url}: {_line(self.hide(str(error)))}") from None
-        if reply.status != 200:
+        if reply.status not in WHOLE:
             self._refused(reply, path)
         try:
             found: Any = read(reply)
@@ -160,11 +177,11 @@ class Client:
 
     def _refused(self, reply: Reply, path: str) -> None:
         """Raises what the status means; with 200 there is an error in place of an answer, whose code is the status."""
-        codes, said = _said(_decoded(reply), self._keys)
-        long_words = any(words in said.lower() for words in _LONG_WORDS)
+        codes, parameter, said = _said(_decoded(reply), self._keys)
+        long_words = _says_too_long(parameter, " ".join((said, *codes)).lower())
         said, status = _line(self.hide(said)), reply.status
         message = f"{self.base_url}: HTTP {status}{f': {said}' if said else ''}"
-        if status == 200:
+        if status in WHOLE:
             status = next((int(code) for code in codes if re.fullmatch("[45][0-9][0-9]", code)), 500)
         too_long = not codes.isdisjoint(TOO_LONG)
         if status in TRANSIENT and not too_long and codes.isdisjoint(FOR_GOOD):
@@ -212,27 +229,34 @@ def _is_error(body: bytes) -> bool:
         answer = parsed(body)
     except (ValueError, RecursionError):
         return False
-    if not isinstance(answer, dict) or "choices" in answer or "data" in answer:
+    if not isinstance(answer, dict) or answer.get("choices") or answer.get("data"):
         return False
     return bool(answer.get("error")) or answer.get("object") == "error"
 
 
-def _said(body: str, keys: Iterable[str | None]) -> tuple[set[str], str]:
-    """Code and type, and the message, of an error, as far as the body has them; keys may still be in what is not
-    JSON."""
-    codes, said = set[str](), body
+def _said(body: str, keys: Iterable[str | None]) -> tuple[set[str], str, str]:
+    """Code and type, the parameter at fault, and the message, of an error, as far as the body has them; keys may still
+    be in what is not JSON."""
+    codes, parameter, said = set[str](), "", body
     try:
         error = redact_all(json.loads(body), keys)
     except (ValueError, RecursionError):
         error = None
     if isinstance(error, dict):
-        inner = error.get("error", error.get("detail", error))
+        inner = error.get("error") or error.get("detail") or error
         if isinstance(inner, dict):
             codes = {str(inner[name]) for name in ("code", "type") if inner.get(name)}
+            parameter = inner["param"] if isinstance(inner.get("param"), str) else ""
             said = str(inner.get("message", inner))
         else:
             said = str(inner)
-    return codes, said
+    return codes, parameter, said
+
+
+def _says_too_long(parameter: str, said: str) -> bool:
+    if parameter and not parameter.startswith(_OF_LENGTH):
+        return False
+    return any(words in said for words in _LONG_WORDS) and not any(words in said for words in _SCHEMA_WORDS)
 
 
 def _line(said: str) -> str:
@@ -247,7 +271,8 @@ def retry_after(value: str) -> float:
         seconds = float(value)
     except ValueError:
         try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+            moment = email.utils.parsedate_to_datetime(value)
+            seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() - time.time()
         except (TypeError, ValueError, OverflowError):
             return 0.0
     return max(0.0, min(seconds, 86_400.0))

@@ -123,7 +123,7 @@ class Patience:
             wait = self._wait(count, problem.retry_after)
             failed, spent = f"{self._name}: {problem}", self.limits.total_seconds - (end - self._clock())
             if count > self.limits.retries:
-                raise EngineGaveUp(f"{failed} ({count} attempts in {spent:.1f} s)")
+                raise EngineGaveUp(f"{failed} ({count} attempts in {spent:.1f} s; retries = {self.limits.retries})")
             if spent + wait >= self.limits.total_seconds:
                 late = f"another would come after total_seconds = {self.limits.total_seconds:g}"
                 enough = _enough(spent + wait) if problem.retry_after > 0 else ""

@@ -15,38 +15,21 @@ import ssl
 from collections import deque
 from collections.abc import AsyncGenerator
 from functools import partial
-from typing import NamedTuple, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 from midflight.engines.http.deadlines import Deadlines
-
-MOST_HEAD = 65_536
-MOST_BODY = 256_000_000
-"""Bytes of an answer; what is larger is no answer of a model."""
+from midflight.engines.http.reading import Reading, Reply, WireError
 
 MOST_CONNECTING = 32
 """Connections that are being made at a time: a server's queue of those it has not taken yet is often 128 long, and what
 does not fit waits for a second. So too the first requests leave while the next connections are made."""
 CONNECT_SECONDS = 10.0
 """For one connection; a lost first packet is sent again after 1, 3 and 7 s."""
-MOST_DIGITS = 18
-"""Of a length; Python reads no number of thousands."""
-
-
-class WireError(Exception):
-    """The connection broke, or what came is not HTTP."""
 
 
 class _Silent(WireError):
     """The connection ended before one byte of the answer."""
-
-
-class Reply(NamedTuple):
-    """A server's answer; names of headers are in small letters."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
 
 
 class Pool:
@@ -78,7 +61,6 @@ class Pool:
         self._waiting: dict[asyncio.Future[_Connection], bool] = {}  # in order; True: it has to be a new one
         self._without: deque[asyncio.Future[_Connection]] = deque()  # those for whom no connection was begun
         self._connecting: dict[asyncio.Future[_Connection], asyncio.Task[None]] = {}  # by whom each was begun for
-        self._forsaken: list[asyncio.Future[_Connection]] = []  # those whose request was cancelled meanwhile
         self.replaced = 0
         """Requests that were sent again, as a kept connection ended without a byte; the server may have seen both."""
 
@@ -121,7 +103,7 @@ class Pool:
     async def _begin(self) -> None:
         """Start over in the running event loop."""
         self._loop, self._idle, self._open = asyncio.get_running_loop(), [], set()
-        self._waiting, self._without, self._connecting, self._forsaken = {}, deque(), {}, []
+        self._waiting, self._without, self._connecting = {}, deque(), {}
         self._deadlines = Deadlines()
         self._closing = _closing(self._open)
         await anext(self._closing)
@@ -159,8 +141,6 @@ class Pool:
             return await waiter
         except asyncio.CancelledError:
             self._waiting.pop(waiter, None)
-            if waiter in self._connecting:
-                self._forsaken.append(waiter)
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._give(waiter.result())
             raise
@@ -180,12 +160,20 @@ class Pool:
 
     def _made_place(self) -> bool:
         """By giving up a connection that was begun for a request that was cancelled since: it may hang, as that did."""
-        while self._forsaken:
-            task = self._connecting.pop(self._forsaken.pop(), None)
-            if task is not None:
-                task.cancel()
+        for waiter in self._connecting:
+            if waiter.cancelled():
+                self._connecting.pop(waiter).cancel()
                 return True
         return False
+
+    def _instead(self) -> None:
+        """Begin again for the first for whom nothing is begun: an attempt failed that was begun for one who had got the
+        connection of another meanwhile, so that other is without."""
+        begun = {*self._connecting, *self._without}
+        for waiter in self._waiting:
+            if waiter not in begun and not waiter.done():
+                self._without.appendleft(waiter)
+                return
 
     def _tried(self, waiter: asyncio.Future[_Connection], _: object) -> None:
         if self._connecting.pop(waiter, None) is not None:
@@ -204,6 +192,8 @@ class Pool:
                 del self._waiting[waiter]
                 late = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s")
                 waiter.set_exception(late if limit.expired else error)
+            elif not waiter.cancelled():
+                self._instead()
             return
         self._open.add(connection)
         self._give(connection)
@@ -224,14 +214,14 @@ class _Connection(asyncio.Protocol):
         self.reusable = self.kept = False
         self._silent, self._over = True, ""
         self._waiter: asyncio.Future[Reply] | None = None
-        self._reading = _Reading()
+        self._reading = Reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.reusable = True
 
     def ask(self, data: bytes) -> asyncio.Future[Reply]:
-        self.reusable, self._silent, self._reading = False, True, _Reading()
+        self.reusable, self._silent, self._reading = False, True, Reading()
         self._waiter = asyncio.get_running_loop().create_future()
         if self._over:  # since it was given
             self._ended(self._over)
@@ -273,127 +263,3 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_exception(error(f"{why} before its answer was whole"))
         else:
             self._waiter.set_result(reply)
-
-
-class _Reading:
-    """One answer, as far as it has come."""
-
-    __slots__ = ("_came", "_chunks", "_data", "_headers", "_length", "_status", "keeps")
-
-    def __init__(self) -> None:
-        self.keeps = False
-        self._data = bytearray()
-        self._status = 0
-        self._headers: dict[str, str] = {}
-        self._length: int | None = None
-        self._chunks: list[bytes] | None = None
-        self._came = 0
-
-    def feed(self, data: bytes) -> Reply | None:
-        """The answer, once it is whole.
-
-        Raises:
-            WireError: this is not HTTP, or goes on behind its end.
-        """
-        self._data += data
-        while not self._status or self._status < 200:  # 1xx announce the answer
-            if not self._head():
-                return None
-        if len(self._data) > MOST_BODY:
-            raise WireError(f"an answer of more than {MOST_BODY} bytes")
-        if self._chunks is not None:
-            return self._chunked(self._chunks)
-        if self._length is None or len(self._data) < self._length:
-            return None
-        if len(self._data) > self._length:
-            raise WireError("more came than the answer announced")
-        return Reply(self._status, self._headers, bytes(self._data))
-
-    def at_end(self) -> Reply | None:
-        """The answer if the end of the connection is its end."""
-        if self._status < 200 or self._length is not None or self._chunks is not None:
-            return None
-        return Reply(self._status, self._headers, bytes(self._data))
-
-    def _head(self) -> bool:
-        end = self._data.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._data) > MOST_HEAD:
-                raise WireError(f"headers of more than {MOST_HEAD} bytes")
-            if b"\n\n" in self._data:
-                raise WireError("not HTTP: lines that end in \\n alone")
-            return False
-        first, *lines = self._data[:end].decode("latin-1").split("\r\n")
-        del self._data[: end + 4]
-        version, _, rest = first.partition(" ")
-        code = rest[:3]
-        if not version.startswith("HTTP/1.") or not (code.isascii() and code.isdigit() and int(code) >= 100):
-            raise WireError(f"not HTTP: {first!r}")
-        self._status, self._headers = int(code), {}
-        self._length = self._chunks = None  # of the head before, if there was one
-        for line in lines:
-            name, _, value = line.partition(":")
-            self._headers[name.strip().lower()] = value.strip()
-        if len(self._headers) < len(lines):
-            self._check_lengths(lines)
-        self.keeps = self._headers.get("connection", "keep-alive").lower() != "close" and version != "HTTP/1.0"
-        if self._status in (204, 304):
-            self._length = 0
-        elif "transfer-encoding" in self._headers:
-            if self._headers["transfer-encoding"].lower() != "chunked":
-                raise WireError(f"not HTTP: transfer-encoding {self._headers['transfer-encoding']!r}")
-            self._chunks = []
-        elif "content-length" in self._headers:
-            announced = self._headers["content-length"]
-            if not (announced.isascii() and announced.isdigit()):
-                raise WireError(f"not HTTP: content-length {announced!r}")
-            if len(announced) > MOST_DIGITS:
-                raise WireError(f"an answer of more than {MOST_BODY} bytes")
-            self._length = int(announced)
-        else:
-            self.keeps = False
-        return True
-
-    def _check_lengths(self, lines: list[str]) -> None:
-        """Of headers of which some came twice."""
-        named = [line.partition(":") for line in lines]
-        lengths = {value.strip() for name, _, value in named if name.strip().lower() == "content-length"}
-        if len(lengths) > 1:
-            raise WireError(f"not HTTP: content-lengths {', '.join(sorted(lengths))!r}")
-
-    def _chunked(self, chunks: list[bytes]) -> Reply | None:
-        while True:
-            end = self._data.find(b"\r\n")
-            if end > MOST_HEAD or (end < 0 and len(self._data) > MOST_HEAD):
-                raise WireError(f"a chunk's size in more than {MOST_HEAD} bytes")
-            if end < 0:
-                return None
-            size = self._size(bytes(self._data[:end]))
-            if size == 0:
-                over = self._data.find(b"\r\n\r\n", end)  # behind trailers, if there are any
-                if over < 0:
-                    if len(self._data) > MOST_HEAD:
-                        raise WireError(f"trailers of more than {MOST_HEAD} bytes")
-                    return None
-                if len(self._data) > over + 4:
-                    raise WireError("more came than the answer announced")
-                return Reply(self._status, self._headers, b"".join(chunks))
-            if self._came + size > MOST_BODY:
-                raise WireError(f"an answer of more than {MOST_BODY} bytes")
-            behind = end + 2 + size
-            if len(self._data) < behind + 2:
-                return None
-            if not self._data.startswith(b"\r\n", behind):
-                raise WireError("not HTTP: a chunk of another size than it announced")
-            self._came += size
-            chunks.append(bytes(self._data[end + 2 : behind]))
-            del self._data[: behind + 2]
-
-    def _size(self, line: bytes) -> int:
-        """Of a chunk."""
-        digits = line.split(b";")[0].rstrip(b" \t")
-        if not digits or digits.strip(b"0123456789abcdefABCDEF"):
-            raise WireError(f"not HTTP: a chunk of size {line!r}")
-        if len(digits) > MOST_DIGITS:
-            raise WireError(f"an answer of more than {MOST_BODY} bytes")
-        return int(digits, 16)

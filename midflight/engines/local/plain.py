@@ -26,11 +26,15 @@ def generate_plain(model: Any, masks: Masks, rows: list[Row]) -> None:
 
 
 def _follow(model: Any, masks: Masks, node: Node, ids: list[int], past: Any) -> None:
-    """Draw until every row of `node` has ended; `ids` are what the model was not fed, `past` its state.
+    """Draw until every row of `node` has ended, or its request is gone.
 
+    `ids` are what the model was not fed, `past` its state.
     Behind a state tokens go in one by one: recurrent models take no more. One that gives no state is fed all again.
     """
-    while not node.done:
+    while True:
+        node.leave()
+        if node.done:
+            return
         ids, node.pending = ids + node.pending, []
         pieces = [ids] if past is None else [[token] for token in ids]
         for piece in pieces:
@@ -41,7 +45,6 @@ def _follow(model: Any, masks: Masks, node: Node, ids: list[int], past: Any) -> 
         for child in children[1:]:
             _follow(model, masks, child, list(ids), copy.deepcopy(past))
         node = children[0]
-        node.leave()
 
 
 def logits_of(model: Any, hidden: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from midflight.engines.base import (
     PromptTooLong,
     Sampling,
 )
+from midflight.engines.thoughts import said
 from midflight.engines.waits import tool_waits
 from midflight.errors import GivenUp
 from midflight.section import MOST_SECONDS
@@ -73,13 +74,13 @@ async def drawn(engine: Engine, system: str, question: str, sampling: Sampling) 
 
 
 async def ask(engine: Engine, system: str, question: str, max_tokens: int) -> str:
-    """What the engine answers, at temperature 0.
+    """What the engine answers, at temperature 0; see also `said`.
 
     Raises:
         ToolError: the answer is empty; and as `drawn`.
     """
     generation = await drawn(engine, system, question, Sampling(temperature=0.0, max_tokens=max_tokens))
-    text = generation.text.strip()
+    text = said(generation.text).strip()
     if generation.finish_reason is FinishReason.LENGTH:
         return f"{text}\n[... cut off after {max_tokens} tokens]"
     if not text:

@@ -16,6 +16,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from midflight.engines.base import Engine, FinishReason, Sampling
+from midflight.engines.thoughts import said
 from midflight.errors import InfrastructureError
 from midflight.sandbox.base import Limits, Python, Sandbox
 from midflight.sandbox.workspace import StartFiles
@@ -178,11 +179,16 @@ def python(options: PythonOptions, context: ToolContext) -> Tool:
 
 
 def program_of(text: str) -> str:
-    """The program in an engine's answer: its one block of code, or the whole answer where it has no block.
+    """The program in an engine's answer: its one block of code, or the whole answer where it has no block; see also
+    `said`.
 
     Raises:
-        ValueError: more than one block, or nothing.
+        ValueError: more than one block, or nothing; or a thought without an end, in which a block is but a draft.
     """
+    if text.lstrip().startswith("<think>"):
+        text = said(text)
+        if text.startswith("<think>"):
+            raise ValueError("no program: the engine wrote a thought that is not one whole block")
     blocks = [match["code"] for match in _BLOCK.finditer(text)]
     if len(blocks) > 1:
         raise ValueError(f"no program: the engine wrote {len(blocks)} blocks of code instead of one")

@@ -66,6 +66,20 @@ def test_what_an_engine_does_is_told(answer: Any, expected: ToolResult) -> None:
     assert call("generalist", [answer], query="?")[0] == expected
 
 
+def test_a_thought_before_an_answer_is_no_part_of_it() -> None:
+    thought = "\n<think>\nIt is supported 2?\n</think>\n\n"
+    assert call("generalist", [f"{thought} Lima. \n"], query="?")[0] == ToolResult("Lima.")
+    cut = Generation(f"{thought}Lim", FinishReason.LENGTH)
+    assert call("generalist", [cut], query="?")[0] == ToolResult("Lim\n[... cut off after 512 tokens]")
+    nothing = ToolResult("the language model gave an empty answer", ErrorKind.TOOL_ERROR)
+    assert call("generalist", [thought], query="?")[0] == nothing
+    result, _ = call("verify_claim", [f"{thought}supported 1"], claim="It is in Peru.", source="Lima is in Peru.")
+    assert result == ToolResult("supported\nLima is in Peru.")
+    result, _ = call("verify_claim", ["<think>\nIt is\nsupported 1"], claim="It is in Peru.", source="Lima is in Peru.")
+    said = "the language model gave no verdict: <think> It is supported 1"
+    assert result == ToolResult(said, ErrorKind.TOOL_ERROR)
+
+
 def test_an_engine_that_fails_is_infrastructure() -> None:
     with pytest.raises(InfrastructureError, match="engine is down"):
         call("generalist", [EngineError("engine is down")], query="?")

@@ -177,6 +177,18 @@ def test_options_of_writing_are_refused_where_nothing_is_written(option: dict[st
 def test_a_program_is_taken_out_of_its_fence() -> None:
     assert program_of("````python\nprint('''\n```\n''')\n````") == "print('''\n```\n''')\n"
     assert program_of("x = 1\n") == "x = 1\n"
+    assert program_of("  x = 1\n") == "  x = 1\n"  # it stays an error
+
+
+def test_a_program_in_a_thought_is_a_draft() -> None:
+    draft = "<think>\nso:\n```python\nprint(6)\n```\n"
+    assert program_of(f"\n{draft}</think>\n\n```python\nprint(42)\n```") == "print(42)\n"
+    assert program_of(f"{draft}</think>\n\nprint(42)") == "print(42)"
+    for text in (draft, f"{draft}</think>\n{draft}</think>\nprint(42)"):
+        with pytest.raises(ValueError, match="^no program: the engine wrote a thought that is not one whole block$"):
+            program_of(text)
+    with pytest.raises(ValueError, match="^no program: the engine wrote nothing$"):
+        program_of(f"{draft}</think>\n")
 
 
 @pytest.mark.asyncio
