@@ -19,8 +19,10 @@ YOUNG_OBJECTS = 200_000
 they end, and then free them without it: with Python's 700 they are looked through 200 times, to find nothing, and with
 50,000 twice, which took a tenth of the processor time."""
 
-STARTED_AT_ONCE = 8
-"""Trajectories that begin in one round of the loop: the first requests are under way while the next are made ready."""
+STARTED_AT_ONCE = 32
+"""Trajectories that begin in one round of the loop: the first requests are under way while the next are made ready. Who
+begins last has the longest way to go: with 8 the answers of those under way, of which a slow processor has more to read
+in each round, held it up for a second (docs/engines.md)."""
 
 
 def loop_name() -> str:

@@ -54,8 +54,9 @@ async def test_work_starts_a_few_at_a_time_and_the_rest_gets_on_meanwhile() -> N
 
     async with asyncio.TaskGroup() as group:
         tasks = await looping.start(group, (one(number) for number in range(3 * looping.STARTED_AT_ONCE)))
-    assert [task.result() for task in tasks] == begun == list(range(24))
-    assert seen[0] < 24 and seen[-1] == 24
+    count = 3 * looping.STARTED_AT_ONCE
+    assert [task.result() for task in tasks] == begun == list(range(count))
+    assert seen[0] < count and seen[-1] == count
 
 
 @pytest.mark.asyncio
@@ -68,5 +69,5 @@ async def test_what_is_not_started_yet_is_never_begun_when_one_fails() -> None:
 
     with pytest.raises(ExceptionGroup):
         async with asyncio.TaskGroup() as group:
-            await looping.start(group, (one(number) for number in range(100)))
-    assert begun == list(range(8))
+            await looping.start(group, (one(number) for number in range(10 * looping.STARTED_AT_ONCE)))
+    assert begun == list(range(looping.STARTED_AT_ONCE))

@@ -429,6 +429,41 @@ async def test_a_cache_that_cannot_be_read_is_the_engines_failure(tmp_path: Path
 
 
 @pytest.mark.asyncio
+async def test_where_no_answer_can_be_kept_those_that_are_there_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "answers.sqlite"
+    async with served(ok(chat("known")), ok(chat("new"))) as server:
+        cache = ResponseCache(path)
+        await engine(server, cache=cache).generate(ASKED)
+        cache.close()
+        (tmp_path / "answers.sqlite-wal").mkdir()  # so that nothing can be written
+        said: list[str] = []
+        cache = ResponseCache(path, said.append)
+        asking = engine(server, cache=cache)
+        other = replace(ASKED, sampling=Sampling(0.0, max_tokens=8))
+        drawn = [(await asking.generate(request)).text for request in (ASKED, other, other)]
+        assert drawn == ["known", "new", "new"] and len(server.requests) == 3
+        assert said == [f"warning: the cache of answers, {path}: unable to open database file; no answers are kept"]
+        cache.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("place", ["a folder", "a file/answers.sqlite"])
+async def test_a_cache_that_cannot_be_made_is_none_and_one_line_says_so(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a file").touch()
+    said: list[str] = []
+    cache = ResponseCache(tmp_path / place, said.append)
+    async with served(ok(chat("fine"))) as server:
+        asking = engine(server, cache=cache)
+        drawn = await asyncio.gather(*(asking.generate(ASKED) for _ in range(3)))
+        assert [one.text for one in drawn] == ["fine"] * 3 and len(server.requests) == 3
+    (line,) = said
+    assert line.startswith(f"warning: the cache of answers, {tmp_path / place}: ")
+    assert line.endswith("; no answers are kept")
+    cache.close()
+
+
+@pytest.mark.asyncio
 async def test_an_answer_that_cannot_be_kept_is_given_and_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
