@@ -20,7 +20,7 @@ from midflight.agent.executor import Execution, Executor
 from midflight.agent.generator import Generator
 from midflight.agent.memory import Memory
 from midflight.agent.planner import Analyst, Plan, Planner
-from midflight.agent.types import Action, Answer, Query, StopReason, Trajectory, Turn, Verdict
+from midflight.agent.types import UNJUDGED, Action, Answer, Query, StopReason, Trajectory, Turn
 from midflight.agent.verifier import Verification, Verifier
 from midflight.engines.base import BudgetSpent, EngineError, EngineGaveUp, Generation, PromptTooLong
 from midflight.engines.waits import OF_TRAJECTORY, Waits
@@ -306,7 +306,7 @@ def _record(index: int, plan: Plan, execution: Execution, verification: Verifica
         plan.action,
         execution.call,
         execution.result,
-        verification.verdict if verification else Verdict(stop=False),
+        verification.verdict if verification else UNJUDGED,
         seconds,
         others,
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from midflight.agent.prompting import cut_middle, fenced, field, one_line
-from midflight.agent.types import Action, ToolCall, ToolResult, Turn, Verdict
+from midflight.agent.types import UNJUDGED, Action, ToolCall, ToolResult, Turn, Verdict
 from midflight.engines.base import PromptTooLong
 
 __all__ = ["Memory", "Style", "render_turn", "verdict_text"]
@@ -22,13 +22,13 @@ CountTokens = Callable[[str], int]
 
 _CHARACTERS_PER_TOKEN = 8
 """No text of interest averages more: a result is cut to this many characters a token before it is tokenised."""
+_MOST_BYTES = 4
+"""Of a character."""
 _RAW_CHARACTERS = 200
 """Of a planner text that is not an action, so much is shown."""
 _FOLDED_CONTEXT = 200
 """Characters of the context that a folded turn keeps."""
 _FOLDED = "[folded]"
-_NOBODYS = Verdict(stop=False)
-"""Of a turn that nobody judged."""
 
 
 class Memory:
@@ -171,7 +171,7 @@ def render_turn(
         if call is not None and not folded and list(call.arguments.values()) not in ([action.context], []):
             lines.append(f"Arguments: {fit(json.dumps(dict(call.arguments), ensure_ascii=True, sort_keys=True))}")
     lines += [f"Error ({result.error}):" if result.error else "Result:", fenced(text)]
-    if verdict is not None and verdict != _NOBODYS:
+    if verdict is not None and verdict is not UNJUDGED and verdict != UNJUDGED:
         lines.append(f"Verdict: {'stop' if verdict.stop else 'continue'} {verdict_text(verdict)}".rstrip())
     return "\n".join(lines) + "\n\n"
 
@@ -204,6 +204,8 @@ def _fold(text: str) -> str:
 
 def _fit(text: str, tokens: int, count_tokens: CountTokens) -> str:
     """`text` cut in the middle to at most about `tokens` tokens; characters are cut first, so 1 MB costs little."""
+    if len(text) * _MOST_BYTES <= tokens:  # most texts: a token has a byte at least
+        return text
     limit = tokens * _CHARACTERS_PER_TOKEN
     cut = cut_middle(text, limit)
     while limit > tokens // 2 and count_tokens(cut) > tokens:

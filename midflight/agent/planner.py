@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from string import Template
 from typing import TYPE_CHECKING, Protocol
-from weakref import WeakKeyDictionary
 
 from midflight.agent.actions import action_schema, parse_action, parse_json_action, planner_grammar
 from midflight.agent.examples import worked_examples
@@ -110,12 +109,12 @@ class LLMPlanner:
             schema = action_schema(toolset)
         return GenerateRequest(self.messages(query, toolset, memory, turns_left, analysis), sampling, grammar, schema)
 
-    @property
+    @cached_property
     def _structure(self) -> Structure:
         """How the engine holds the text to the format; as JSON there is an action for the full format alone."""
         return structure_of(self.engine) if self.grammar else "text"
 
-    @property
+    @cached_property
     def _json(self) -> bool:
         return self.format == "full" and self._structure == "json"
 
@@ -141,11 +140,8 @@ class LLMPlanner:
 
     def _instructions(self, toolset: Toolset) -> str:
         """With the tools; kept, for they are long, and every turn begins with them."""
-        known = _INSTRUCTIONS.get(toolset)
-        if known is None:
-            known = _INSTRUCTIONS[toolset] = {}
-        key = (self.format, self._json, self.grounded, self.direct, self.prompt)
-        if key not in known:
+        key = ("planner", self.format, self._json, self.grounded, self.direct, self.prompt)
+        if key not in toolset.texts:
             compact = self.format == "compact"
             sections = template(f"planner_{self.format}", self.prompt)
             tools = "\n".join(_compact_tool(tool) if compact else _full_tool(tool) for tool in toolset)
@@ -154,8 +150,8 @@ class LLMPlanner:
             if not compact:
                 filled["format"] = sections["json" if self._json else "format"].substitute()
                 filled["context"] = sections["direct" if self.direct else "context"].substitute()
-            known[key] = sections["system"].substitute(filled) + "\n"
-        return known[key]
+            toolset.texts[key] = sections["system"].substitute(filled) + "\n"
+        return toolset.texts[key]
 
 
 @dataclass(frozen=True)
@@ -176,10 +172,6 @@ class LLMAnalyst:
         )
         sampling = self.sampling.seeded(request_seed(query.seed, "analyst", 0))
         return said((await self.engine.generate(GenerateRequest(messages, sampling))).text).strip()
-
-
-_INSTRUCTIONS: WeakKeyDictionary[Toolset, dict[tuple[str, bool, bool, bool, str], str]] = WeakKeyDictionary()
-"""As long as a toolset lives."""
 
 
 @lru_cache(maxsize=1024)

@@ -93,7 +93,8 @@ def fenced(text: str) -> str:
 
 def field(name: str, text: str) -> str:
     """`text` under its name: behind it where it is a line, else fenced."""
-    return f"{name}:\n{fenced(text)}" if len(text.splitlines()) > 1 else f"{name}: {one_line(text)}".rstrip()
+    lines = text.splitlines()
+    return f"{name}:\n{fenced(text)}" if len(lines) > 1 else f"{name}: {lines[0].strip() if lines else ''}".rstrip()
 
 
 def cut_middle(text: str, limit: int) -> str:

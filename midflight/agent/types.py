@@ -90,6 +90,10 @@ class Verdict:
     contradictions: tuple[str, ...] = ()
 
 
+UNJUDGED = Verdict(stop=False)
+"""Of a turn that nobody judged."""
+
+
 @record
 class Turn:
     """One pass of the loop. `action` is None when the planner's text was not an action (`result` then says why).

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from midflight.agent.memory import Memory, render_turn
 from midflight.agent.prompting import query_part, request_seed, template
 from midflight.agent.strict import object_schema, parse_fields, said
-from midflight.agent.types import Action, Query, ToolCall, ToolResult, Verdict
+from midflight.agent.types import UNJUDGED, Action, Query, ToolCall, ToolResult, Verdict
 from midflight.engines.base import Engine, FinishReason, GenerateRequest, Generation, Message, Sampling, structure_of
 
 __all__ = ["LLMVerifier", "RuleVerifier", "VERIFIER_GRAMMAR", "Verification", "Verifier", "parse_verdict"]
@@ -56,7 +56,7 @@ class Verification:
     generation: Generation | None = None
 
 
-_CONTINUE = Verification(Verdict(stop=False))
+_CONTINUE = Verification(UNJUDGED)
 
 
 class Verifier(Protocol):

@@ -154,7 +154,11 @@ class TextEngine(ServedEngine):
         return body
 
     def _prompt_tokens(self, request: GenerateRequest) -> int:
-        return sum(estimated_tokens(part) for message in request.messages for part in message.parts)
+        total = 0
+        for message in request.messages:
+            for part in message.parts:
+                total += estimated_tokens(part)
+        return total
 
     def _taken(self, answer: Any, prompt: int) -> _Taken:
         """`answer`, its text and finish reason, checked and counted: what it says that it took even where it is

@@ -46,19 +46,21 @@ def defused(text: str) -> str:
     return _CONTROL.sub(lambda match: f"{match[0]} ", text)
 
 
-_defused_again = lru_cache(maxsize=64)(defused)
-"""For system messages, which many trajectories have in common."""
-
-
 def as_chat(messages: tuple[Message, ...]) -> list[dict[str, str]]:
     """Messages as chat APIs take them."""
     return [
         {
             "role": message.role,
-            "content": (_defused_again if message.role == "system" else defused)("".join(message.parts)),
+            "content": _system(message.parts) if message.role == "system" else defused("".join(message.parts)),
         }
         for message in messages
     ]
+
+
+@lru_cache(maxsize=64)
+def _system(parts: tuple[str, ...]) -> str:
+    """Of a system message, which many trajectories have in common: the same parts, so that none is read again."""
+    return defused("".join(parts))
 
 
 def as_text(messages: tuple[Message, ...]) -> str:

@@ -31,7 +31,8 @@ class Waits:
 
     def begin(self, who: str) -> None:
         """Begin a wait; it ends the one that is under way, if there is one."""
-        self.end()
+        if self._who:
+            self.end()
         self._who, self._since = who, self._clock()
 
     def end(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -156,7 +156,7 @@ class _Finish:
 def argument_schema(tool: Tool, name: str) -> Mapping[str, Any]:
     """The schema of one argument; an empty one where the tool's says nothing of it, or only `true`."""
     found = tool.parameters.get("properties", {}).get(name)
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, (dict, Mapping)) else {}  # a dict at once: to ask an abstract class takes 1 us
 
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -190,6 +190,8 @@ class Toolset:
             self._validators[tool.name] = Draft202012Validator(tool.parameters, registry=EMPTY_REGISTRY)
             self._plain[tool.name] = _plain_types(tool.parameters)
         self._holds = any(isinstance(tool, ScopedTool) for tool in self)
+        self.texts: dict[Hashable, str] = {}
+        """What modules wrote of the tools, by who and how, so that it is written once; all scopes share it."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -237,7 +239,10 @@ class Toolset:
             return f"no tool named {name!r}; valid names: {', '.join(self.names)}"
         plain = self._plain[name]
         if plain is not None and type(arguments) is dict and plain.keys() == arguments.keys():
-            if all(type(value) is plain[key] for key, value in arguments.items()):
+            for key, value in arguments.items():
+                if type(value) is not plain[key]:
+                    break
+            else:
                 return None  # what most calls are; all else is for the validator to judge
         try:
             error = best_match(validator.iter_errors(arguments))

@@ -124,7 +124,7 @@ class Client:
         data = b"" if body is None else written(body)
 
         def attempt() -> Coroutine[Any, Any, T]:
-            return self._attempt(method, path, data, lambda reply: read(self._json(reply)))
+            return self._attempt(method, path, data, read)
 
         return self.patience.run(attempt, tokens, before, waited)
 
@@ -138,11 +138,18 @@ class Client:
         def said(reply: Reply) -> str:
             return " ".join(self.hide(_decoded(reply)).split())
 
-        return self.patience.run(lambda: self._attempt("POST", path, data, said))
+        return self.patience.run(lambda: self._attempt("POST", path, data, said, raw=True))
 
     async def _attempt(
-        self, method: str, path: str, data: bytes, read: Callable[[Reply], T | Coroutine[Any, Any, T]]
+        self,
+        method: str,
+        path: str,
+        data: bytes,
+        read: Callable[[Any], T | Coroutine[Any, Any, T]],
+        *,
+        raw: bool = False,
     ) -> T:
+        """What `read` makes of the answer's JSON; `raw`: of the answer."""
         try:
             reply = await self.pool.ask(method, path, self._headers, data)
         except ssl.SSLCertVerificationError as error:
@@ -153,7 +160,7 @@ class Client:
         if reply.status not in WHOLE:
             self._refused(reply, path)
         try:
-            found: Any = read(reply)
+            found: Any = read(reply if raw else self._json(reply))
             answer: T = await found if isinstance(found, CoroutineType) else found
             return answer
         except Malformed as error:

@@ -96,17 +96,23 @@ class Reading:
                 raise WireError(f"not HTTP: transfer-encoding {self._headers['transfer-encoding']!r}")
             self._chunks = []
         elif "content-length" in self._headers:
-            announced, *again = (length.strip() for length in self._headers["content-length"].split(","))
-            if any(length != announced for length in again):
-                raise WireError(f"not HTTP: content-length {self._headers['content-length']!r}")
-            if not (announced.isascii() and announced.isdigit()):
-                raise WireError(f"not HTTP: content-length {announced!r}")
-            if len(announced) > MOST_DIGITS:
-                raise WireError(f"an answer of more than {MOST_BODY} bytes")
-            self._length = int(announced)
+            self._length = self._announced(self._headers["content-length"])
         else:
             self.keeps = False
         return True
+
+    def _announced(self, said: str) -> int:
+        """The length; a header may say the same one several times."""
+        if "," in said:
+            length, *again = [one.strip() for one in said.split(",")]
+            if any(one != length for one in again):
+                raise WireError(f"not HTTP: content-length {said!r}")
+            said = length
+        if not (said.isascii() and said.isdigit()):
+            raise WireError(f"not HTTP: content-length {said!r}")
+        if len(said) > MOST_DIGITS:
+            raise WireError(f"an answer of more than {MOST_BODY} bytes")
+        return int(said)
 
     def _check_lengths(self, lines: list[str]) -> None:
         """Of headers of which some came twice."""

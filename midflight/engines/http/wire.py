@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import cast
@@ -58,9 +58,10 @@ class Pool:
         self._closing: AsyncGenerator[None, None] | None = None
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
-        self._waiting: dict[asyncio.Future[_Connection], bool] = {}  # in order; True: it has to be a new one
+        self._waiting: OrderedDict[asyncio.Future[_Connection], bool] = OrderedDict()  # True: it has to be a new one
         self._without: deque[asyncio.Future[_Connection]] = deque()  # those for whom no connection was begun
         self._connecting: dict[asyncio.Future[_Connection], asyncio.Task[None]] = {}  # by whom each was begun for
+        self._forsaken: set[asyncio.Future[_Connection]] = set()  # those of `_connecting` that were cancelled
         self.replaced = 0
         """Requests that were sent again, as a kept connection ended without a byte; the server may have seen both."""
 
@@ -103,7 +104,7 @@ class Pool:
     async def _begin(self) -> None:
         """Start over in the running event loop."""
         self._loop, self._idle, self._open = asyncio.get_running_loop(), [], set()
-        self._waiting, self._without, self._connecting = {}, deque(), {}
+        self._waiting, self._without, self._connecting, self._forsaken = OrderedDict(), deque(), {}, set()
         self._deadlines = Deadlines()
         self._closing = _closing(self._open)
         await anext(self._closing)
@@ -141,7 +142,10 @@ class Pool:
             return await waiter
         except asyncio.CancelledError:
             self._waiting.pop(waiter, None)
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            if waiter.cancelled() and waiter in self._connecting:
+                self._forsaken.add(waiter)
+                self._connect()
+            elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._give(waiter.result())
             raise
 
@@ -160,11 +164,10 @@ class Pool:
 
     def _made_place(self) -> bool:
         """By giving up a connection that was begun for a request that was cancelled since: it may hang, as that did."""
-        for waiter in self._connecting:
-            if waiter.cancelled():
-                self._connecting.pop(waiter).cancel()
-                return True
-        return False
+        if not self._forsaken:
+            return False
+        self._connecting.pop(self._forsaken.pop()).cancel()
+        return True
 
     def _instead(self) -> None:
         """Begin again for the first for whom nothing is begun: an attempt failed that was begun for one who had got the
@@ -176,6 +179,7 @@ class Pool:
                 return
 
     def _tried(self, waiter: asyncio.Future[_Connection], _: object) -> None:
+        self._forsaken.discard(waiter)
         if self._connecting.pop(waiter, None) is not None:
             self._connect()
 
