@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.util
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -19,10 +20,12 @@ YOUNG_OBJECTS = 200_000
 they end, and then free them without it: with Python's 700 they are looked through 200 times, to find nothing, and with
 50,000 twice, which took a tenth of the processor time."""
 
-STARTED_AT_ONCE = 32
-"""Trajectories that begin in one round of the loop: the first requests are under way while the next are made ready. Who
-begins last has the longest way to go: with 8 the answers of those under way, of which a slow processor has more to read
-in each round, held it up for a second (docs/engines.md)."""
+STARTED_AT_ONCE = 8
+"""Trajectories that begin in one round of the loop: the first requests are under way while the next are made ready."""
+STARTED_WHEN_BUSY = 32
+"""The same after a round of more than `BUSY` seconds, in which answers of those under way were read: who begins last
+has the longest way to go, and is not to wait for all of them (docs/engines.md)."""
+BUSY = 0.01
 
 
 def loop_name() -> str:
@@ -42,12 +45,15 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 async def start(group: asyncio.TaskGroup, work: Iterable[Coroutine[Any, Any, T]]) -> list[asyncio.Task[T]]:
-    """A task for each, `STARTED_AT_ONCE` in a round of the loop; `work` makes them as they are asked for."""
-    tasks = []
+    """A task for each, a few in a round of the loop; `work` makes them as they are asked for."""
+    tasks, left, began = [], STARTED_AT_ONCE, time.perf_counter()
     for one in work:
         tasks.append(group.create_task(one))
-        if len(tasks) % STARTED_AT_ONCE == 0:
+        left -= 1
+        if left == 0:
             await asyncio.sleep(0)
+            before, began = began, time.perf_counter()
+            left = STARTED_WHEN_BUSY if began - before > BUSY else STARTED_AT_ONCE
     return tasks
 
 

@@ -161,7 +161,7 @@ class AgentFlow:
             run.analysis = await self._asked(run, "analyst", self.analyst.analyse, run.query, run.toolset)
         stop_reason = self._stop_reason(run.memory.turns[-1]) if run.memory.turns else None
         while stop_reason is None:
-            if _is_set(run.cancel):
+            if run.cancel is not None and run.cancel.is_set():
                 return StopReason.CANCELLED
             turn = await self._turn(run)
             run.memory.append(turn)
@@ -180,11 +180,12 @@ class AgentFlow:
         plan: Plan = await self._asked(
             run, "planner", self.planner.plan, query, run.toolset, memory, turns_left, run.analysis
         )
-        execution, verification = Execution(None, ToolResult(plan.problem, ErrorKind.INVALID_ACTION)), None
-        action = plan.action
-        if action is not None and action.tool == FINISH:
+        action, verification = plan.action, None
+        if action is None:
+            execution = Execution(None, ToolResult(plan.problem, ErrorKind.INVALID_ACTION))
+        elif action.tool == FINISH:
             execution = Execution(ToolCall(FINISH, {}), ToolResult(""))
-        elif action is not None:
+        else:
             execution = await self._executed(run, action, index)
             verification = await self._asked(
                 run,

@@ -78,34 +78,36 @@ class Memory:
             rendered = self._rendered[key] = _Rendered()
         for turn in self._turns[len(rendered.parts) :]:
             rendered.add(_part(turn, style, budget_tokens // 2, count_tokens))
-        total, parts = rendered.total, rendered.parts
-        if total > budget_tokens - beside:
-            parts = list(parts)
-            for position, turn in enumerate(self._turns):
-                if total <= budget_tokens - beside:
-                    break
-                if position == len(rendered.folded):
-                    rendered.folded.append(_part(turn, style, 0, count_tokens))
-                folded = rendered.folded[position]
-                if folded[1] < parts[position][1]:
-                    total += folded[1] - parts[position][1]
-                    parts[position] = folded
-            if total > budget_tokens:
-                raise PromptTooLong(f"memory of {len(parts)} turns takes {total} of {budget_tokens} tokens, all folded")
+        if rendered.total <= budget_tokens - beside:
+            return tuple(rendered.texts)
+        total, parts = rendered.total, list(rendered.parts)
+        for position, turn in enumerate(self._turns):
+            if total <= budget_tokens - beside:
+                break
+            if position == len(rendered.folded):
+                rendered.folded.append(_part(turn, style, 0, count_tokens))
+            folded = rendered.folded[position]
+            if folded[1] < parts[position][1]:
+                total += folded[1] - parts[position][1]
+                parts[position] = folded
+        if total > budget_tokens:
+            raise PromptTooLong(f"memory of {len(parts)} turns takes {total} of {budget_tokens} tokens, all folded")
         return tuple([text for text, _ in parts])
 
 
 class _Rendered:
     """Parts of turns with their tokens, made once: every later turn asks for them again."""
 
-    __slots__ = ("folded", "parts", "total")
+    __slots__ = ("folded", "parts", "texts", "total")
 
     def __init__(self) -> None:
+        self.texts: list[str] = []
         self.parts: list[tuple[str, int]] = []
         self.folded: list[tuple[str, int]] = []
         self.total = 0
 
     def add(self, part: tuple[str, int]) -> None:
+        self.texts.append(part[0])
         self.parts.append(part)
         self.total += part[1]
 

@@ -10,6 +10,7 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from midflight.engines.base import EngineGaveUp, FinishReason, GenerateRequest, Generation, PromptTooLong, Structure
@@ -80,10 +81,10 @@ class TextEngine(ServedEngine):
             raise EngineGaveUp(f"{self._name}: this server takes no JSON schemas")
         body = self.body(request)
         prompt = self._prompt_tokens(request)
-        if prompt + request.sampling.max_tokens > self.context_length:
+        if prompt + request.sampling.max_tokens > self.endpoint.context_length:
             raise PromptTooLong(
                 f"{self._name}: about {prompt} prompt tokens + max_tokens {request.sampling.max_tokens} exceed "
-                f"context_length {self.context_length}"
+                f"context_length {self.endpoint.context_length}"
             )
         key = cache_key(f"{self._where} {self.endpoint.api}", body) if self._cache is not None else None
         answer, waited = None, 0.0
@@ -99,10 +100,7 @@ class TextEngine(ServedEngine):
                 said = f"{self._name}: the cache of answers has one with {error}; delete its file"
                 raise EngineGaveUp(said) from None
         else:
-
-            def read(answer: Any) -> _Taken:
-                return self._taken(answer, prompt)
-
+            read = partial(self._taken, prompt)
             try:
                 answer, text, finish = await self._asked(body, prompt + request.sampling.max_tokens, read, waited)
             except PromptRefused as error:
@@ -160,7 +158,7 @@ class TextEngine(ServedEngine):
                 total += estimated_tokens(part)
         return total
 
-    def _taken(self, answer: Any, prompt: int) -> _Taken:
+    def _taken(self, prompt: int, answer: Any) -> _Taken:
         """`answer`, its text and finish reason, checked and counted: what it says that it took even where it is
         refused, else by estimate.
 

@@ -71,7 +71,7 @@ async def test_a_caller_that_cancels_at_the_same_moment_is_obeyed() -> None:
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
-    (limit,) = deadlines._limits
+    (limit,) = deadlines.limits
     limit.expire()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

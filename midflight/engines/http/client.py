@@ -13,6 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import UTC
+from functools import partial
 from types import CoroutineType
 from typing import Any, TypeVar
 from urllib.parse import urljoin
@@ -123,10 +124,7 @@ class Client:
         """
         data = b"" if body is None else written(body)
 
-        def attempt() -> Coroutine[Any, Any, T]:
-            return self._attempt(method, path, data, read)
-
-        return self.patience.run(attempt, tokens, before, waited)
+        return self.patience.run(partial(self._attempt, method, path, data, read), tokens, before, waited)
 
     def tell(self, path: str, body: Any) -> Coroutine[Any, Any, str]:
         """Ask for something to be done; what the server says to it, on one line.
@@ -138,7 +136,7 @@ class Client:
         def said(reply: Reply) -> str:
             return " ".join(self.hide(_decoded(reply)).split())
 
-        return self.patience.run(lambda: self._attempt("POST", path, data, said, raw=True))
+        return self.patience.run(partial(self._attempt, "POST", path, data, said, raw=True))
 
     async def _attempt(
         self,
@@ -170,17 +168,16 @@ class Client:
 
     def _json(self, reply: Reply) -> Any:
         try:
-            return self._without_key(parsed(reply.body), reply.body)
+            value = parsed(reply.body)
+            if self._spelt and (b"\\" in reply.body or any(spelt in reply.body for spelt in self._spelt)):
+                value = redact_all(
+                    value, self._keys
+                )  # where nothing is spelt with a backslash, a look at the bytes tells
+            return value
         except (ValueError, RecursionError):
             coding = reply.headers.get("content-encoding")
             coded = "" if coding is None else f", but {_line(self.hide(coding))}, for which it was not asked"
             raise Transient(f"{self.base_url}: the answer is not JSON{coded} ({len(reply.body)} bytes)") from None
-
-    def _without_key(self, value: Any, body: bytes) -> Any:
-        """`value`, which `body` is the JSON of; where nothing is spelt with a backslash, a look at that tells."""
-        if self._spelt and (b"\\" in body or any(spelt in body for spelt in self._spelt)):
-            return redact_all(value, self._keys)
-        return value
 
     def _refused(self, reply: Reply, path: str) -> None:
         """Raises what the status means; with 200 there is an error in place of an answer, whose code is the status."""

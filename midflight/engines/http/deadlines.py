@@ -7,6 +7,7 @@ cancelled.
 from __future__ import annotations
 
 import asyncio
+import math
 from types import TracebackType
 
 
@@ -15,38 +16,35 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._limits: set[Limit] = set()
+        self.limits: set[Limit] = set()
+        """Those that have begun."""
         self._timer: asyncio.TimerHandle | None = None
-        self._when = 0.0  # of the timer; uvloop's own does not say, where it is due at once
+        self.due = math.inf
+        """When the timer is; uvloop's own does not say, where that is at once."""
 
     def within(self, seconds: float) -> Limit:
         """`with deadlines.within(seconds) as limit:` raises TimeoutError in time, with `limit.expired`."""
         return Limit(self, self._loop.time() + seconds)
 
-    def add(self, limit: Limit) -> None:
-        self._limits.add(limit)
-        if self._timer is None or limit.end < self._when:
-            self._set(limit.end)
-
-    def remove(self, limit: Limit) -> None:
-        """The timer stays: it finds nothing due, and looks for the next."""
-        self._limits.discard(limit)
-        if not self._limits and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _set(self, end: float) -> None:
+    def begin(self, limit: Limit) -> None:
+        """Called as a limit begins that is the only one, or ends before the timer is due."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._when = self._loop.call_at(end, self._due), end
+        self._timer, self.due = self._loop.call_at(limit.end, self._expire), limit.end
 
-    def _due(self) -> None:
-        self._timer, now = None, self._loop.time()
-        for limit in [one for one in self._limits if one.end <= now]:
-            self._limits.discard(limit)
+    def rest(self) -> None:
+        """Called as the last limit ends; while there are others the timer stays, finds nothing due and begins anew."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self.due = None, math.inf
+
+    def _expire(self) -> None:
+        self._timer, self.due, now = None, math.inf, self._loop.time()
+        for limit in [one for one in self.limits if one.end <= now]:
+            self.limits.discard(limit)
             limit.expire()
-        if self._limits:
-            self._set(min(limit.end for limit in self._limits))
+        if self.limits:
+            self.begin(min(self.limits, key=lambda limit: limit.end))
 
 
 class Limit:
@@ -61,7 +59,9 @@ class Limit:
         task = asyncio.current_task()
         assert task is not None
         self._task, self._before = task, task.cancelling()
-        self._deadlines.add(self)
+        self._deadlines.limits.add(self)
+        if self.end < self._deadlines.due:
+            self._deadlines.begin(self)
         return self
 
     def expire(self) -> None:
@@ -71,6 +71,9 @@ class Limit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._deadlines.remove(self)
+        limits = self._deadlines.limits
+        limits.discard(self)
+        if not limits:
+            self._deadlines.rest()
         if self.expired and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
             raise TimeoutError from error

@@ -44,7 +44,7 @@ def said_tokens(answer: object) -> tuple[int | None, int | None]:
     if not isinstance(said, dict):
         return None, None
     took, drew = _counted(said.get("prompt_tokens")), _counted(said.get("completion_tokens"))
-    total = _counted(said.get("total_tokens"))
+    total = _counted(said["total_tokens"]) if "total_tokens" in said else None
     if took is not None and drew is not None and total is not None:
         drew = max(drew, total - took)  # some servers count the tokens of a thought in the total alone
     return (took, drew) if took != 0 else (None, drew or None)
