@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.util
+import math
 
 import pytest
 
@@ -57,6 +58,32 @@ async def test_work_starts_a_few_at_a_time_and_the_rest_gets_on_meanwhile() -> N
     count = 3 * looping.STARTED_AT_ONCE
     assert [task.result() for task in tasks] == begun == list(range(count))
     assert seen[0] < count and seen[-1] == count
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("busy, rounds", [(math.inf, [8] * 12 + [4]), (0.0, [8, 32, 32, 28])], ids=["quick", "long"])
+async def test_more_begin_in_a_round_while_rounds_are_long(
+    busy: float, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looping, "BUSY", busy)
+    begun = 0
+    seen: list[int] = []
+
+    async def one() -> None:
+        nonlocal begun
+        begun += 1
+
+    async def watch() -> None:
+        while begun < 100:
+            before = begun
+            await asyncio.sleep(0)
+            if begun > before:
+                seen.append(begun - before)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(watch())
+        await looping.start(group, (one() for _ in range(100)))
+    assert seen == rounds
 
 
 @pytest.mark.asyncio
