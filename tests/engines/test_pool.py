@@ -280,6 +280,48 @@ async def test_connections_begun_for_cancelled_requests_make_place(monkeypatch: 
         assert (await hung[0]).status == 200  # over one that came free
 
 
+@pytest.mark.asyncio
+async def test_who_waits_already_gets_the_place_of_a_request_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    connecting = Connecting(monkeypatch, lambda number: number >= MOST_CONNECTING)
+    async with served(ok({})) as server, asyncio.timeout(5):
+        pool = Pool(server.base_url)
+        hung = [asyncio.create_task(pool.ask("GET", "/")) for _ in range(MOST_CONNECTING)]
+        late = asyncio.create_task(pool.ask("GET", "/"))
+        while connecting.begun < MOST_CONNECTING:
+            await asyncio.sleep(0.001)
+        hung[3].cancel()
+        assert (await late).status == 200 and connecting.begun == MOST_CONNECTING + 1
+        for task in hung:
+            task.cancel()
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_request_whose_connection_was_made_after_all_makes_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("midflight.engines.http.wire.MOST_CONNECTING", 1)
+    made = 0
+    connecting = Connecting(monkeypatch, lambda number: number < made)
+    async with served(None, ok({})) as server, asyncio.timeout(5):
+        pool = Pool(server.base_url)
+        first = asyncio.create_task(pool.ask("GET", "/"))
+        while connecting.begun < 1:
+            await asyncio.sleep(0.001)
+        first.cancel()
+        await asyncio.wait([first])
+        made = 1
+        while not pool._idle:
+            await asyncio.sleep(0.001)
+        stays = asyncio.create_task(pool.ask("GET", "/"))  # on that connection
+        others = [asyncio.create_task(pool.ask("GET", "/")) for _ in range(2)]  # one connects, one waits for its place
+        while connecting.begun < 2:
+            await asyncio.sleep(0.001)
+        assert not pool._forsaken and connecting.begun == 2
+        made = 3
+        assert [(await one).status for one in others] == [200, 200]
+        stays.cancel()
+
+
 def test_two_event_loops_may_take_turns_with_one_pool() -> None:
     with served_apart() as server, asyncio.Runner() as first, asyncio.Runner() as second:
         pool, left, said = Pool(server.base_url), [], []
