@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from midflight.agent import Action, ErrorKind, Memory, ToolCall, ToolResult, Turn, Verdict
+from midflight.agent.memory import render_turn
 from midflight.agent.prompting import cut_middle, fenced, one_line, query_part
 from midflight.engines.base import FinishReason, Generation, PromptTooLong
 from midflight.engines.scripted import ScriptedEngine
@@ -104,6 +105,18 @@ def test_budget_holds_for_a_megabyte_and_little_of_it_is_tokenised(style: str, t
     assert counted < 20_000
     assert "too long" in parts[0]
     assert ("characters cut ...]" in parts[0]) != ("[folded]" in parts[0])
+
+
+@pytest.mark.parametrize("tokens, cut", [(80, True), (400, False)])
+def test_a_short_text_of_many_bytes_is_measured_before_it_is_shown(tokens: int, cut: bool) -> None:
+    def count_bytes(text: str) -> int:
+        return len(text.encode())
+
+    one = turn(1, "😀" * 80)  # 320 bytes
+    shown = render_turn(
+        1, one.action, one.call, one.result, None, style="compact", result_tokens=tokens, count_tokens=count_bytes
+    )
+    assert ("characters cut" in shown) is cut
 
 
 def test_a_long_result_keeps_both_ends() -> None:

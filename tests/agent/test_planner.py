@@ -232,3 +232,13 @@ def test_the_full_prompt_says_who_reads_a_context(kind: str, context: str) -> No
     system, _ = flow.planner.messages(Query("Who?"), TOOLSET, Memory(), 3, "")
     written = system.parts[0].partition("\ncontext that tool needs: ")[2]
     assert written.partition("\n")[0] == context
+
+
+def test_planners_on_one_toolset_each_have_their_own_instructions() -> None:
+    class Json(ScriptedEngine):
+        structure = "json"
+
+    for _ in range(2):  # written, then known
+        for engine, expected in ((ScriptedEngine([]), False), (Json([]), True)):
+            system, _ = LLMPlanner(engine).messages(Query("Who?"), TOOLSET, Memory(), 3, "")
+            assert ("one JSON object" in system.parts[0]) is expected
