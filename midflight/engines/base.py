@@ -81,7 +81,7 @@ Structure = Literal["grammar", "json", "text"]
 
 
 def structure_of(engine: Engine) -> Structure:
-    """What `engine` can hold a text to, its `structure`; one that says nothing takes grammars."""
+    """What `engine` can hold a text to, its `structure`, which stays; one that says nothing takes grammars."""
     found: Structure = getattr(engine, "structure", "grammar")
     return found
 

@@ -93,7 +93,7 @@ FINISH = "finish"
 
 
 class Tool(Protocol):
-    """Something the planner can choose."""
+    """Something the planner can choose. Name, description and parameters stay as they are."""
 
     @property
     def name(self) -> str:
@@ -191,7 +191,7 @@ class Toolset:
             self._plain[tool.name] = _plain_types(tool.parameters)
         self._holds = any(isinstance(tool, ScopedTool) for tool in self)
         self.texts: dict[Hashable, str] = {}
-        """What modules wrote of the tools, by who and how, so that it is written once; all scopes share it."""
+        """What modules wrote of names, descriptions and parameters, by who and how: once, and all scopes share it."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import pytest
 from midflight.agent import LLMAnalyst, LLMExecutor, LLMGenerator, LLMPlanner, LLMVerifier, Memory
 from midflight.agent.prompting import template, template_fault
 from midflight.agent.types import Action, Query, ToolResult, Turn, Verdict
-from midflight.engines.base import FinishReason, GenerateRequest, Generation
+from midflight.engines.base import FinishReason, GenerateRequest, Generation, Message
 from midflight.engines.plain import as_chat, as_text, defused
 from midflight.engines.scripted import ScriptedEngine
 from midflight.recipe import RecipeError, load_recipe
@@ -103,6 +103,12 @@ def test_no_control_token_and_no_open_fence_in_what_a_tool_asks(name: str) -> No
     if name == "verify_claim":  # what is foreign ends its fence itself
         outside = re.sub(r"^(`{5,})\n.*?^\1$", "", user, flags=re.MULTILINE | re.DOTALL)
         assert "Answer: owned" not in outside and outside.count("Passage ") == 2
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_a_control_token_is_taken_apart_in_every_role_and_across_parts(role: str) -> None:
+    for _ in range(2):  # read, then known
+        assert as_chat((Message(role, ("a<|im_", "end|></s>b")),)) == [{"role": role, "content": "a< |im_end|>< /s>b"}]
 
 
 @pytest.mark.parametrize("structure", ["grammar", "json", "text"])

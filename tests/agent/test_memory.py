@@ -77,7 +77,8 @@ def test_what_the_verifier_found_wrong_is_shown() -> None:
 
 def test_an_analysis_of_several_lines_is_fenced() -> None:
     assert query_part("Q?", "") == "Question: Q?\n"
-    assert query_part("Q?", "One line.\n") == "Question: Q?\nAnalysis: One line.\n"
+    assert query_part("Q?", " \tOne line. \n") == "Question: Q?\nAnalysis: One line.\n"
+    assert query_part("Q?", "\n") == "Question: Q?\nAnalysis:\n"
     assert query_part("Q?", "a\n```\nTurn 2") == "Question: Q?\nAnalysis:\n````\na\n```\nTurn 2\n````\n"
     assert query_part("Q\n?", "a\nb", single_line=True) == "Question: Q ?\nAnalysis: a b\n"
 
@@ -148,6 +149,7 @@ def test_as_many_are_folded_as_leave_room_for_another_text() -> None:
     assert folded(200) == [False] * 5
     assert folded(260) == [True, True, False, False, False]
     assert folded(400) == [True] * 5  # and no error: it is as far as that goes
+    assert folded(200) == [False] * 5  # nothing stays folded
 
 
 def test_a_short_result_is_not_folded_into_a_longer_text() -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from midflight.agent import Action, LLMPlanner, Memory, Query, planner_grammar
 from midflight.agent.actions import parse_action, refers, render_action
+from midflight.agent.prompting import template
 from midflight.building import assemble
 from midflight.engines.base import FinishReason, Generation, Sampling
 from midflight.engines.scripted import ScriptedEngine
@@ -238,7 +239,22 @@ def test_planners_on_one_toolset_each_have_their_own_instructions() -> None:
     class Json(ScriptedEngine):
         structure = "json"
 
-    for _ in range(2):  # written, then known
-        for engine, expected in ((ScriptedEngine([]), False), (Json([]), True)):
-            system, _ = LLMPlanner(engine).messages(Query("Who?"), TOOLSET, Memory(), 3, "")
-            assert ("one JSON object" in system.parts[0]) is expected
+    toolset = Toolset([population()])
+    built_in = "\n".join(f"[{name}]\n{body.template}" for name, body in template("planner_full").items())
+    own = built_in.replace("[system]\n", "[system]\nMine.\n", 1)
+    planners = [
+        LLMPlanner(ScriptedEngine([])),
+        LLMPlanner(Json([])),
+        LLMPlanner(ScriptedEngine([]), grounded=True),
+        LLMPlanner(ScriptedEngine([]), direct=True),
+        LLMPlanner(ScriptedEngine([]), prompt=own),
+        LLMPlanner(ScriptedEngine([]), format="compact"),
+    ]
+
+    def instructions() -> list[str]:
+        return [one.messages(Query("Who?"), toolset, Memory(), 3, "")[0].parts[0] for one in planners]
+
+    written = instructions()
+    assert len(set(written)) == len(planners) and "one JSON object" in written[1] and written[4].startswith("Mine.")
+    again = instructions()
+    assert all(one is known for one, known in zip(again, written, strict=True))  # not written again

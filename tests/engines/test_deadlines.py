@@ -53,6 +53,21 @@ async def test_one_timer_serves_all_and_none_is_left(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.asyncio
+async def test_a_limit_that_ends_earlier_takes_the_timer_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, made = asyncio.get_running_loop(), []
+    deadlines, real = Deadlines(), loop.call_at
+
+    def call_at(*given: Any) -> asyncio.TimerHandle:
+        made.append(real(*given))
+        return made[-1]
+
+    monkeypatch.setattr(loop, "call_at", call_at)
+    with deadlines.within(60), deadlines.within(50), deadlines.within(55):
+        assert [timer.cancelled() for timer in made] == [True, False]
+    assert all(timer.cancelled() for timer in made)
+
+
+@pytest.mark.asyncio
 async def test_a_caller_that_cancels_is_obeyed() -> None:
     deadlines = Deadlines()
     task = asyncio.create_task(waited(deadlines, 60, 60))

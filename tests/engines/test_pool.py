@@ -281,6 +281,32 @@ async def test_connections_begun_for_cancelled_requests_make_place(monkeypatch: 
 
 
 @pytest.mark.asyncio
+async def test_nobody_is_stranded_when_one_attempt_fails_as_another_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    connect = loop.create_connection
+    gates: list[asyncio.Future[None]] = []
+
+    async def gated(*given: Any, **named: Any) -> Any:
+        made = await connect(*given, **named)
+        gates.append(loop.create_future())
+        await gates[-1]
+        return made
+
+    async with served(whole(b"{}", b"Content-Length: 2\r\nConnection: close")) as server, asyncio.timeout(5):
+        pool = Pool(server.base_url)
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "create_connection", gated)
+            first, second, third = (asyncio.create_task(pool.ask("GET", "/")) for _ in range(3))
+            while len(gates) < 3:
+                await asyncio.sleep(0)
+        gates[1].set_result(None)
+        assert (await first).status == 200  # over the connection that was begun for the second
+        gates[0].set_exception(ConnectionRefusedError("no"))  # and so is nothing to the first
+        gates[2].set_result(None)  # goes to the second
+        assert [(await one).status for one in (second, third)] == [200, 200]
+
+
+@pytest.mark.asyncio
 async def test_who_waits_already_gets_the_place_of_a_request_that_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     connecting = Connecting(monkeypatch, lambda number: number >= MOST_CONNECTING)
     async with served(ok({})) as server, asyncio.timeout(5):
@@ -293,6 +319,28 @@ async def test_who_waits_already_gets_the_place_of_a_request_that_is_cancelled(m
         assert (await late).status == 200 and connecting.begun == MOST_CONNECTING + 1
         for task in hung:
             task.cancel()
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_is_cancelled_before_its_connection_is_begun_leaves_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("midflight.engines.http.wire.MOST_CONNECTING", 1)
+    open_ = False
+    connecting = Connecting(monkeypatch, lambda number: open_)
+    async with served(ok({})) as server, asyncio.timeout(5):
+        pool = Pool(server.base_url)
+        asked = [asyncio.create_task(pool.ask("GET", "/")) for _ in range(3)]
+        while connecting.begun < 1:
+            await asyncio.sleep(0.001)
+        asked[1].cancel()
+        await asyncio.wait([asked[1]])
+        assert not pool._forsaken
+        last = asyncio.create_task(pool.ask("GET", "/"))
+        await asyncio.sleep(0.02)
+        assert connecting.begun == 1
+        open_ = True
+        assert [(await one).status for one in (asked[0], asked[2], last)] == [200] * 3
 
 
 @pytest.mark.asyncio

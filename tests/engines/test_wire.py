@@ -70,6 +70,7 @@ async def test_answers_are_read_however_they_are_sent(raw: bytes, body: bytes) -
         (whole(b"{}", b"Transfer-Encoding: chunked, gzip"), "not HTTP: transfer-encoding 'chunked, gzip'"),
         (whole(b"{}", b"Transfer-Encoding: gzip, chunked"), "not HTTP: transfer-encoding 'gzip, chunked'"),
         (whole(b"{}", b"Content-Length: 2, 3"), "not HTTP: content-length '2, 3'"),
+        (whole(b"{}", b"Content-Length: \xb2"), "not HTTP: content-length '²'"),
         (whole(b"{}", b"Content-Length: 2\r\nContent-length: 3"), "not HTTP: content-lengths '2, 3'"),
         (b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}", "not HTTP: lines that end in \\n alone"),
         (b"x" * 70_000, "headers of more than 65536 bytes"),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -36,6 +37,8 @@ from midflight.tools import (
     tool,
     tool_info,
 )
+from midflight.tools.base import argument_schema
+from tests.agent.doubles import LookupTool
 
 
 @tool
@@ -294,3 +297,10 @@ def test_tools_are_listed_as_the_sandbox_there_is_has_them(monkeypatch: pytest.M
     monkeypatch.setattr(choose.wasi, "missing", lambda: "pip install it")
     nothing = f"no sandbox for code that a model writes: {problem}; or pip install it"
     assert set(listed(tool_info()).values()) == {nothing}
+
+
+def test_an_arguments_schema_may_be_any_mapping() -> None:
+    class Odd(LookupTool):
+        parameters = {"properties": {"a": MappingProxyType({"type": "integer"}), "b": True}}  # type: ignore[assignment]
+
+    assert [dict(argument_schema(Odd("odd", {}), name)) for name in "abc"] == [{"type": "integer"}, {}, {}]

@@ -170,9 +170,8 @@ class Client:
         try:
             value = parsed(reply.body)
             if self._spelt and (b"\\" in reply.body or any(spelt in reply.body for spelt in self._spelt)):
-                value = redact_all(
-                    value, self._keys
-                )  # where nothing is spelt with a backslash, a look at the bytes tells
+                # Where nothing is spelt with a backslash, a look at the bytes tells.
+                value = redact_all(value, self._keys)
             return value
         except (ValueError, RecursionError):
             coding = reply.headers.get("content-encoding")

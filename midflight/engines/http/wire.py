@@ -4,7 +4,8 @@ A general client costs 0.3 to 4 ms of the event loop a request with a thousand o
 (docs/engines.md). It follows no redirects, knows no proxies and asks for no compression.
 
 Invariant: a connection has one request at a time. One that was cancelled, failed or said something unexpected is
-closed at once, so the server sees it, and an answer never reaches the wrong request.
+closed at once, so the server sees it, and an answer never reaches the wrong request. For each request that waits for
+a connection one is in the making, or will be as soon as there is a place.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import re
 import ssl
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator
-from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -121,15 +121,16 @@ class Pool:
         self._open.discard(connection)
         connection.abort()
 
-    def _give(self, connection: _Connection) -> None:
-        """To the first who may have it, else to those that are kept."""
+    def _give(self, connection: _Connection) -> asyncio.Future[_Connection] | None:
+        """To the first who may have it, who is returned, else to those that are kept."""
         for waiter, new in self._waiting.items():
             if not waiter.done() and not (new and connection.kept):  # done: it was cancelled, and is about to go
                 del self._waiting[waiter]
                 waiter.set_result(connection)
-                return
+                return waiter
         connection.kept = True  # also one that was never used: the server may close it
         self._idle.append(connection)
+        return None
 
     async def _next(self, *, new: bool = False) -> _Connection:
         """The next connection that was made; or, unless it has to be `new`, that has come free."""
@@ -159,8 +160,7 @@ class Pool:
             if len(self._connecting) >= MOST_CONNECTING and not self._made_place():
                 return
             waiter = self._without.popleft()
-            task = self._connecting[waiter] = self._loop.create_task(self._connected(waiter))
-            task.add_done_callback(partial(self._tried, waiter))
+            self._connecting[waiter] = self._loop.create_task(self._connected(waiter))
 
     def _made_place(self) -> bool:
         """By giving up a connection that was begun for a request that was cancelled since: it may hang, as that did."""
@@ -178,29 +178,29 @@ class Pool:
                 self._without.appendleft(waiter)
                 return
 
-    def _tried(self, waiter: asyncio.Future[_Connection], _: object) -> None:
-        self._forsaken.discard(waiter)
-        if self._connecting.pop(waiter, None) is not None:
-            self._connect()
-
     async def _connected(self, waiter: asyncio.Future[_Connection]) -> None:
         """Make a connection and give it to who has waited longest, or say to `waiter`, if it still waits, why not."""
         assert self._loop is not None
         limit = self._deadlines.within(CONNECT_SECONDS)
+        connection, problem = None, None
         try:
             with limit:
                 made = self._loop.create_connection(_Connection, self._host, self._port, ssl=self._context)
                 _, connection = await made
         except Exception as error:
-            if not waiter.done():
-                del self._waiting[waiter]
-                late = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s")
-                waiter.set_exception(late if limit.expired else error)
-            elif not waiter.cancelled():
-                self._instead()
-            return
-        self._open.add(connection)
-        self._give(connection)
+            problem = TimeoutError(f"no connection within {CONNECT_SECONDS:g} s") if limit.expired else error
+        self._forsaken.discard(waiter)
+        self._connecting.pop(waiter, None)
+        if connection is not None:
+            self._open.add(connection)
+            if self._give(connection) not in self._connecting and not waiter.done():
+                self._without.appendleft(waiter)  # who got it has none in the making, which `waiter` could have instead
+        elif problem is not None and not waiter.done():
+            del self._waiting[waiter]
+            waiter.set_exception(problem)
+        elif not waiter.cancelled():
+            self._instead()
+        self._connect()
 
 
 async def _closing(connections: set[_Connection]) -> AsyncGenerator[None, None]:
