@@ -335,7 +335,7 @@ async def test_a_request_that_is_cancelled_before_its_connection_is_begun_leaves
             await asyncio.sleep(0.001)
         asked[1].cancel()
         await asyncio.wait([asked[1]])
-        assert not pool._forsaken
+        assert asked[1].cancelled() and not pool._forsaken
         last = asyncio.create_task(pool.ask("GET", "/"))
         await asyncio.sleep(0.02)
         assert connecting.begun == 1
